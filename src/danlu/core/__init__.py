@@ -1,0 +1,13 @@
+"""The words that every room speaks: batch, terms, report, contracts, config, facts about devices.
+
+batch      one micro-batch of rows, packed, with its labels, positions and documents
+terms      named sums; a loss is the ratio of two of them
+report     what one step came to
+contracts  Output, Head, Objective, Source, Hook, Signal: what rooms ask of each other
+config     settings: typed dataclasses from YAML, overridden and saved; every mistake named with its line
+errors     the failures a user is told of, each with its exit code
+device     kinds of device, dtypes, peak FLOP/s, bytes per second, watts
+world      rank, seeds, process start and end; the only reader of the environment
+log        one line per fact, from the right rank
+paths      what a run folder holds, and writing a file whole or not at all
+"""

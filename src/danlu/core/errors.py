@@ -1,0 +1,27 @@
+"""The failures a user is told of, each with its exit code. Anything else that is raised is a fault of ours."""
+
+from __future__ import annotations
+
+
+class Failure(Exception):
+    """Ends the run with one plain sentence: what, where, and what would do."""
+
+    code = 1
+
+
+class InputError(Failure):
+    """The user's input is wrong; nothing was started."""
+
+    code = 2
+
+
+class Unhealthy(Failure):
+    """The run stopped itself (diverged, no labels, disk full) after saving what was good."""
+
+    code = 3
+
+
+class Interrupted(Failure):
+    """Told to stop by a signal; saved; the same command goes on."""
+
+    code = 75

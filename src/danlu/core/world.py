@@ -1,0 +1,75 @@
+"""Which of how many processes this is; how they start, end, and draw their random numbers.
+
+The only reader of the environment: torchrun's variables and ours are read here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among its peers."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes what is written once."""
+        return self.rank == 0
+
+
+def here() -> World:
+    """The world that torchrun started this process in, or a world of one."""
+    rank, size, local = (
+        int(os.environ.get(n, d)) for n, d in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+    )
+    return World(rank=rank, size=size, local_rank=local)
+
+
+def join(world: World, *, backend: str, timeout_seconds: float = 600) -> None:
+    """Every process of the world has met the others; nothing to do in a world of one.
+
+    Each attempt of torchrun's meets in a store of its own: in torch 2.13 the store is kept across restarts and holds
+    the dead ranks' addresses, so that a second attempt could never connect.
+    """
+    if world.size == 1 or dist.is_initialized():
+        return
+    timeout = timedelta(seconds=timeout_seconds)
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        world.size,
+        is_master=False,
+        timeout=timeout,
+    )
+    attempt = dist.PrefixStore(f"attempt{os.environ.get(RESTARTS, '0')}", store)
+    dist.init_process_group(backend, store=attempt, rank=world.rank, world_size=world.size, timeout=timeout)
+
+
+def leave() -> None:
+    """The process group is gone; without this, gloo processes may abort at exit."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def stream(seed: int, *names: str | int) -> int:
+    """A seed of 63 bits for one purpose, a pure function of (seed, names): streams do not depend on ranks or order."""
+    key = "\x1f".join(str(part) for part in (seed, *names)).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
+
+
+def generator(seed: int, *names: str | int) -> torch.Generator:
+    """A random stream of its own on the CPU, from ``stream``."""
+    return torch.Generator().manual_seed(stream(seed, *names))
