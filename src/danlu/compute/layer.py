@@ -1,0 +1,76 @@
+"""The compute layer: what a step may ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from danlu.core.batch import Batch
+from danlu.core.contracts import Output
+from danlu.core.terms import Terms
+from danlu.core.world import World
+from danlu.models.stack import Trunk
+
+Loss = Callable[[Output, Batch], tuple[Tensor, Terms]]
+
+
+class ComputeLayer:
+    """Runs micro-batches where their weights are, and adds up over ranks what must be added up."""
+
+    def __init__(self, model: Trunk, *, world: World, device: torch.device) -> None:
+        self.model = model
+        self.world = world
+        self.device = device
+
+    def forward(self, batch: Batch) -> Output:
+        """What the model says of a batch, under any layout."""
+        hidden = self.model(batch.tokens, batch.positions, batch.documents, packed=batch.packed)
+        return Output(hidden=hidden, heads=self.model.heads)
+
+    def forward_backward(self, micros: Sequence[Batch], loss: Loss) -> Iterator[Terms]:
+        """Each micro-batch has run forward and backward; gives its terms, and leaves gradients on the weights.
+
+        Gradients travel once, with the last micro-batch.
+        """
+        for index, batch in enumerate(micros):
+            if isinstance(self.model, FSDPModule):
+                self.model.set_requires_gradient_sync(index == len(micros) - 1)
+            total, terms = loss(self.forward(batch), batch)
+            total.backward()
+            yield terms
+
+    def total(self, terms: Terms) -> Terms:
+        """The terms summed over all ranks that hold different data."""
+        if self.world.size == 1:
+            return terms
+        names = sorted(terms)
+        values = torch.stack([terms[name].to(self.device) for name in names])
+        dist.all_reduce(values)
+        return Terms(zip(names, values.unbind()))
+
+    def norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+        """The norm of all gradients together, over all ranks: a 0-d tensor, the same on every rank."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def agree(self, flag: Tensor) -> bool:
+        """Whether it is true on every rank."""
+        if self.world.size == 1:
+            return bool(flag)
+        votes = flag.to(torch.int32)
+        dist.all_reduce(votes, op=dist.ReduceOp.MIN)
+        return bool(votes)
+
+    def largest(self, value: int) -> int:
+        """The largest of the ranks' values."""
+        if self.world.size == 1:
+            return value
+        votes = torch.tensor(value, dtype=torch.int32, device=self.device)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+        return int(votes)
