@@ -1,0 +1,13 @@
+"""Tokenizers: text to ids, whatever file they come in.
+
+tokenizer  the object: encode, document, decode, save, fingerprint
+engines    what turns text into ids: one class a library
+control    which control tokens end, begin and pad
+forms      other forms of a tokenizer, written as a tokenizer.json
+source     finding out what a path holds, and making a tokenizer of it
+"""
+
+from danlu.data.tokenizer.source import load
+from danlu.data.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["Tokenizer", "load"]

@@ -1,0 +1,92 @@
+"""What turns text into ids: one class a library, all with the same four verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tokenizers
+
+from danlu.core.errors import InputError
+
+BYTES = 256
+
+
+class Engine(Protocol):
+    """Ordinary text to ids and back; can be pickled; strings of control tokens in the text are ordinary text."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, with nothing put before or after it."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, as ``encode`` gives them."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids that are no control tokens; bytes that are not UTF-8 become U+FFFD."""
+        ...
+
+
+class Bytes:
+    """Ids 0 to 255 are the bytes of the text in UTF-8."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(encoded(text))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(encoded(text)) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode("utf-8", errors="replace")
+
+
+class Fast:
+    """A ``tokenizer.json``, run by Hugging Face's tokenizers."""
+
+    def __init__(self, sheet: str) -> None:
+        self._sheet = sheet
+        self._tokenizer = tokenizers.Tokenizer.from_str(sheet)
+        # Not written in the file, so it must be said each time: special tokens are not looked for in the text.
+        self._tokenizer.encode_special_tokens = True
+
+    def __reduce__(self) -> tuple[type[Fast], tuple[str]]:
+        return Fast, (self._sheet,)
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        except TypeError as error:
+            raise surrogates([text]) from error
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        try:
+            return [row.ids for row in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except TypeError as error:
+            raise surrogates(texts) from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def encoded(text: str) -> bytes:
+    """The text in UTF-8; a text with half of a surrogate pair, which UTF-8 cannot hold, is refused."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise surrogates([text]) from error
+
+
+def surrogates(texts: Sequence[Any]) -> InputError:
+    """The refusal of the first text that is not one: half of a surrogate pair, or no string at all."""
+    for text in texts:
+        if not isinstance(text, str):
+            return InputError(f"only a string can be tokenised, not a {type(text).__name__}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            return InputError(
+                f"character {error.start} of a text is {text[error.start]!r}, half of a surrogate pair, which is no"
+                " text; write U+FFFD in its place or drop it"
+            )
+    return InputError("a text could not be tokenised")
