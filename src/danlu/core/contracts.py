@@ -75,12 +75,16 @@ class Source(Protocol):
 
 
 class Signal(IntEnum):
-    """What a hook answers; ranks agree by the largest."""
+    """What a hook answers; ranks agree by the largest.
+
+    STOP: the run is not healthy. LEAVE: told to go by a signal from outside; save and go.
+    """
 
     GO = 0
     SAVE = 1
     ROLLBACK = 2
     STOP = 3
+    LEAVE = 4
 
 
 class Hook(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -47,15 +48,17 @@ def join(world: World, *, backend: str, timeout_seconds: float = 600) -> None:
     if world.size == 1 or dist.is_initialized():
         return
     timeout = timedelta(seconds=timeout_seconds)
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        world.size,
-        is_master=False,
-        timeout=timeout,
-    )
+    store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
     attempt = dist.PrefixStore(f"attempt{os.environ.get(RESTARTS, '0')}", store)
-    dist.init_process_group(backend, store=attempt, rank=world.rank, world_size=world.size, timeout=timeout)
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=timeout)
+
+
+def prepare_children(count: int) -> None:
+    """Processes started from here share the cores evenly, and talk over loopback unless the user chose otherwise."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
 def leave() -> None:

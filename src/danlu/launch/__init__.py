@@ -1,0 +1,4 @@
+"""Starting ranks.
+
+local      ranks on this machine, by torchrun's own launcher
+"""

@@ -1,0 +1,41 @@
+"""The state of one run: what a step reads and moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from danlu.compute.layer import ComputeLayer
+from danlu.core.contracts import Objective, Source
+from danlu.memory.layer import MemoryLayer
+from danlu.optim.layer import OptimLayer
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A model, its three layers, what is asked of it, where batches come from, and how far it has come.
+
+    step     updates tried, skipped ones included
+    tokens   tokens read, over all ranks, padding left out
+    frozen   models that are asked but not trained (a reference, a teacher)
+    """
+
+    compute: ComputeLayer
+    memory: MemoryLayer
+    optim: OptimLayer
+    objective: Objective
+    source: Source
+    parameters: list[nn.Parameter]
+    frozen: Mapping[str, Any] = field(default_factory=dict)
+    step: int = 0
+    tokens: int = 0
+    skipped: int = 0
+
+    def advance(self, *, sound: bool, tokens: int) -> None:
+        """One more update was tried."""
+        self.step += 1
+        self.tokens += tokens
+        self.skipped += not sound
