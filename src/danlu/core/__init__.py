@@ -5,6 +5,9 @@ terms      named sums; a loss is the ratio of two of them
 report     what one step came to
 contracts  Output, Head, Objective, Source, Hook, Signal: what rooms ask of each other
 config     settings: typed dataclasses from YAML, overridden and saved; every mistake named with its line
+nodes      settings as they were written: texts with their lines, from files and from the command line
+fields     what the fields of settings take, in types and in words
+schema     from what was written to typed settings; every mistake kept
 errors     the failures a user is told of, each with its exit code
 device     kinds of device, dtypes, peak FLOP/s, bytes per second, watts
 world      rank, seeds, process start and end; the only reader of the environment
