@@ -1,0 +1,54 @@
+"""The settings of checkpoints, and which of them stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from danlu.core.config import setting
+from danlu.core.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """When a run is saved, and how many of its checkpoints are kept."""
+
+    save_steps: int = setting(100, "save after every so many updates", at_least=1)
+    keep_last: int = setting(2, "how many of the newest to keep; -1 keeps all", at_least=-1)
+    keep_best: int = setting(1, "how many of those with the lowest evaluation loss to keep besides", at_least=0)
+    asynchronous: bool = setting(True, "write in the background while training goes on")
+    publish: Literal["final", "best"] = setting("final", "which weights the run's model folder holds at the end")
+
+    def __post_init__(self) -> None:
+        if self.keep_last == 0 or self.keep_last < -1:
+            raise InputError(
+                f"checkpoint.keep_last: {self.keep_last} would keep nothing to go on from; "
+                "give 1 or more, or -1 to keep all"
+            )
+
+    @property
+    def kept(self) -> int | None:
+        """How many stay at most; None for all."""
+        return None if self.keep_last == -1 else self.keep_last + self.keep_best
+
+
+def doomed(metrics: Mapping[int, float | None], newest: int, settings: Checkpoint) -> list[int]:
+    """The steps that need not stay once ``newest`` is safe, oldest first.
+
+    ``metrics`` gives the evaluation loss of each whole checkpoint (None where it was not measured). What lies after
+    ``newest`` (a run gone back to an earlier step) is not counted and not touched: it is replaced when its step comes.
+    Of equal losses the newer counts as the better.
+    """
+    if settings.keep_last == -1:
+        return []
+    steps = sorted(step for step in metrics if step <= newest)
+    measured = [(metric, -step) for step, metric in metrics.items() if metric is not None and step <= newest]
+    best = {-negative for _, negative in sorted(measured)[: settings.keep_best]}
+    stay = {newest, *steps[-settings.keep_last :], *best}
+    return [step for step in steps if step not in stay]
+
+
+def room_needed(size: int, settings: Checkpoint) -> int | None:
+    """Bytes on disk that such checkpoints take at most: those kept and the one being written; None: no bound."""
+    return None if settings.kept is None else size * (settings.kept + 1)
