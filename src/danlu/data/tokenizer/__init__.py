@@ -3,7 +3,8 @@
 tokenizer  the object: encode, document, decode, save, fingerprint
 engines    what turns text into ids: one class a library
 control    which control tokens end, begin and pad
-forms      other forms of a tokenizer, written as a tokenizer.json
+forms      other forms of a tokenizer, written as what tokenizer.json is the text of
+build      making a tokenizer of a form and of what the files beside it say
 source     finding out what a path holds, and making a tokenizer of it
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,23 +64,28 @@ def named(folder: Path) -> Named:
 _ROLES = ("eos", "bos", "pad")
 
 
-def settle(said: Named, tokens: dict[str, int], *, where: Path) -> dict[str, str]:
+def settle(said: Named, tokens: Mapping[str, int], control: Collection[str], *, where: Path) -> dict[str, str]:
     """The names of the end, begin and padding tokens, those that exist; a tokenizer without an end is refused.
 
-    tokens holds the id of every token by its name. A name the files give must be among them.
+    tokens holds the id of every token by its name; control the names of those that are control tokens already. A name
+    the files give must be among the tokens. Usual names are looked for among the control tokens only, since a large
+    vocabulary may hold "<s>" as ordinary text; GPT-2's own file alone marks none, so its end is taken from all.
     """
     by_id = {i: name for name, i in tokens.items()}
     found: dict[str, str] = {}
-    for role, usual in (("eos", ENDS), ("bos", BEGINS), ("pad", PADS)):
+    usual = {"eos": ENDS, "bos": BEGINS, "pad": PADS}
+    for role in _ROLES:
         name = getattr(said, role)
         if name is not None and name not in tokens:
             raise InputError(
                 f'{where}: {role}_token is "{name}", which is not among the tokens; name one that is, in'
                 " tokenizer_config.json"
             )
-        name = name or by_id.get(said.ids.get(role, -1)) or next((n for n in usual if n in tokens), None)
+        name = name or by_id.get(said.ids.get(role, -1)) or next((n for n in usual[role] if n in control), None)
         if name is not None:
             found[role] = name
+    if "eos" not in found and ENDS[0] in tokens:
+        found["eos"] = ENDS[0]
     if "eos" not in found:
         raise InputError(
             f"{where}: no token is named as the one that ends a document, and none of {', '.join(ENDS)} is there;"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import unicodedata
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import tokenizers
 
 from danlu.core.errors import InputError
-
-BYTES = 256
+from danlu.data.tokenizer.forms import Ranks
 
 
 class Engine(Protocol):
@@ -67,6 +68,60 @@ class Fast:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+class Pieces:
+    """A SentencePiece model, run by Google's sentencepiece."""
+
+    def __init__(self, model: bytes) -> None:
+        self._model = model
+        self._processor = optional("sentencepiece").SentencePieceProcessor(model_proto=model)
+
+    def __reduce__(self) -> tuple[type[Pieces], tuple[bytes]]:
+        return Pieces, (self._model,)
+
+    def encode(self, text: str) -> list[int]:
+        return self._processor.encode(encoded(text))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self._processor.encode(encoded(text)) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._processor.decode(list(ids))
+
+
+class Ranked:
+    """A rank file, run by OpenAI's tiktoken: the fastest of them."""
+
+    def __init__(self, file: Ranks) -> None:
+        self._file = file
+        self._encoding = optional("tiktoken").Encoding(
+            file.maker, pat_str=file.words, mergeable_ranks=file.ranks, special_tokens=file.special
+        )
+
+    def __reduce__(self) -> tuple[type[Ranked], tuple[Ranks]]:
+        return Ranked, (self._file,)
+
+    def encode(self, text: str) -> list[int]:
+        encoded(text)  # half a surrogate pair is refused here; the library would put another character in its place
+        return self._encoding.encode_ordinary(unicodedata.normalize("NFC", text) if self._file.nfc else text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._encoding.decode_bytes(list(ids)).decode("utf-8", errors="replace")
+
+
+def optional(library: str) -> Any:
+    """A library that only some tokenizers need; where it is missing, the refusal says how to get it."""
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        name = library.partition(".")[0]
+        raise InputError(
+            f"this tokenizer needs the library {name}: pip install 'danlu[tokenizers]', or give a tokenizer.json"
+        ) from error
 
 
 def encoded(text: str) -> bytes:

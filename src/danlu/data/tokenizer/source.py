@@ -2,43 +2,60 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken
 
 from danlu.core.errors import InputError
 from danlu.core.log import logger
-from danlu.data.tokenizer.control import Named, named, read, settle
-from danlu.data.tokenizer.engines import Bytes, Engine, Fast
-from danlu.data.tokenizer.forms import END, PADDING, byte_sheet
+from danlu.data.tokenizer.build import build
+from danlu.data.tokenizer.control import named, read
+from danlu.data.tokenizer.engines import Bytes, Pieces, Ranked, optional
+from danlu.data.tokenizer.forms import (
+    END,
+    LLAMA3_WORDS,
+    PADDING,
+    QWEN_WORDS,
+    Ranks,
+    byte_form,
+    merges_form,
+    pieces_form,
+    ranks_form,
+)
 from danlu.data.tokenizer.tokenizer import Tokenizer
+
+KINDS = "tokenizer.json, vocab.json with merges.txt, a .tiktoken file, tokenizer.model"
 
 
 def load(path: Path | str) -> Tokenizer:
     """The tokenizer that a path holds, or the built-in one of bytes for ``"byte"``.
 
-    A path is a ``tokenizer.json``, or a folder with one; names of control tokens are taken from the files beside it.
+    A path is a tokenizer.json, a SentencePiece .model, a tiktoken rank file (whatever its name), a vocab.json with its
+    merges.txt, or a folder with one of them, also a run's folder. Names of control tokens are taken from the files
+    beside it that Hugging Face keeps. What cannot be read, or has no token that ends a document, is refused.
     """
     if str(path) == "byte":
         return byte()
     path = Path(path)
     if not path.exists():
         raise InputError(f'{path}: no such tokenizer; give "byte", a tokenizer file or a folder that holds one')
-    if path.is_dir():
-        if (path / "tokenizer.json").exists():
-            return fast(path / "tokenizer.json")
-        raise InputError(f"{path}: holds no tokenizer (tokenizer.json was looked for)")
-    if path.suffix == ".json":
-        return fast(path)
-    raise InputError(f"{path}: not a tokenizer file that is known here")
+    file = _file(path) if path.is_dir() else path
+    if file.name in ("vocab.json", "merges.txt"):
+        return merges(file.parent)
+    if file.suffix == ".json":
+        return fast(file)
+    return ranks(file) if _is_ranks(file) else pieces(file)
 
 
 def byte() -> Tokenizer:
     """The built-in tokenizer: ids 0 to 255 are the bytes, 256 ends a document, 257 is padding."""
     return Tokenizer(
         engine=Bytes(),
-        sheet=byte_sheet(),
+        sheet=byte_form().to_str(),
         control={END: 256, PADDING: 257},
         eos_id=256,
         bos_id=None,
@@ -56,76 +73,121 @@ def fast(path: Path) -> Tokenizer:
         form = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise InputError(f"{path}: the tokenizers library cannot read it ({error})") from error
-    return from_fast(form, named(path.parent), where=path)
+    return build(form, named(path.parent), where=path)
 
 
-def from_fast(form: tokenizers.Tokenizer, said: Named, *, where: Path, engine: Engine | None = None) -> Tokenizer:
-    """The tokenizer of a form that the tokenizers library holds, with what the files beside it say of control tokens.
+def merges(folder: Path) -> Tokenizer:
+    """The tokenizer of GPT-2's two files, vocab.json and merges.txt; Qwen2's, where the folder says so."""
+    for name in ("vocab.json", "merges.txt"):
+        if not (folder / name).exists():
+            raise InputError(f"{folder}: {name} is missing; vocab.json and merges.txt belong together")
+    kind = str(read(folder / "tokenizer_config.json").get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")
+    words = {"GPT2Tokenizer": None, "RobertaTokenizer": None, "Qwen2Tokenizer": QWEN_WORDS}
+    if kind not in words:
+        raise InputError(
+            f"{folder}: how a {kind} cuts words is not known here ({', '.join(words)} are); use its tokenizer.json"
+        )
+    form = merges_form(folder / "vocab.json", folder / "merges.txt", words=words[kind])
+    return build(form, named(folder), where=folder)
 
-    Truncation, padding and dropout, which such a file can carry, are switched off: they would lose or change ids.
-    """
-    form.no_truncation()
-    form.no_padding()
-    if getattr(form.model, "dropout", None):
-        form.model.dropout = None
-        logger.info(f"{where}: its BPE dropout is switched off, so that the same text always has the same ids")
-    _add(form, said, where=where)
-    names = settle(said, form.get_vocab(with_added_tokens=True), where=where)
-    form.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in dict.fromkeys(names.values())])
 
-    tokens = form.get_vocab(with_added_tokens=True)
-    ids = {role: tokens[name] for role, name in names.items()}
-    before = _before(form)
-    if len(before) == 1:
-        ids.setdefault("bos", before[0])
-    adds = said.add_bos if said.add_bos is not None else "bos" in ids and before == [ids["bos"]]
-    form.post_processor = None
-    control = {t.content: i for i, t in form.get_added_tokens_decoder().items() if t.special}
-    tokenizer = Tokenizer(
-        engine=engine or Fast(form.to_str()),
-        sheet=form.to_str(),
-        control=dict(sorted(control.items(), key=lambda pair: pair[1])),
-        eos_id=ids["eos"],
-        bos_id=ids.get("bos"),
-        adds_bos=bool(adds) and "bos" in ids,
-        pad_id=ids.get("pad", ids["eos"]),
-        pad_named="pad" in ids,
-        vocab_size=max(tokens.values()) + 1,
-        chat_template=said.chat_template,
+def ranks(path: Path) -> Tokenizer:
+    """The tokenizer of a tiktoken rank file; whose it is, and so how words are cut, shows in how many ranks it has."""
+    file = _ranks(path)
+    logger.info(f"{path}: {len(file.ranks):,} ranks, so it is read as {file.maker}'s")
+    said = named(path.parent)
+    said = replace(said, eos=said.eos or file.eos, bos=said.bos or file.bos, ids={})
+    if said.add_bos is None:
+        said = replace(said, add_bos=file.bos is not None)
+    return build(ranks_form(file), said, where=path, engine=Ranked(file))
+
+
+def pieces(path: Path) -> Tokenizer:
+    """The tokenizer of a SentencePiece model."""
+    content = path.read_bytes()
+    message = optional("sentencepiece.sentencepiece_model_pb2").ModelProto()
+    try:
+        message.ParseFromString(content)
+        engine = Pieces(content)
+    except InputError:
+        raise
+    except Exception as error:  # the libraries raise their own kinds
+        raise InputError(f"{path}: neither a SentencePiece model nor a tiktoken rank file ({error})") from error
+    spec = message.trainer_spec
+    own = {
+        role: message.pieces[i].piece if 0 <= i < len(message.pieces) else None
+        for role, i in (("eos", spec.eos_id), ("bos", spec.bos_id), ("pad", spec.pad_id))
+    }
+    said = named(path.parent)
+    said = replace(said, eos=said.eos or own["eos"], bos=said.bos or own["bos"], pad=said.pad or own["pad"])
+    if said.add_bos is None and said.bos is not None:
+        logger.info(f'{path}: a document begins with "{said.bos}"; say add_bos_token in tokenizer_config.json if not')
+        said = replace(said, add_bos=True)
+    tokenizer = build(pieces_form(message, where=path), said, where=path, engine=engine)
+    return replace(tokenizer, model=content)
+
+
+def _file(folder: Path) -> Path:
+    """The file of a folder that holds its tokenizer: the one Hugging Face would open, or the only other one."""
+    for name in ("tokenizer.json", "vocab.json"):
+        if (folder / name).exists():
+            return folder / name
+    found = sorted([*folder.glob("*.tiktoken"), *folder.glob("*.model")])
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InputError(f"{folder}: holds {' and '.join(f.name for f in found)}; name the file that is meant")
+    if (folder / "model").is_dir():
+        return _file(folder / "model")
+    raise InputError(f"{folder}: holds no tokenizer; looked for {KINDS}")
+
+
+def _is_ranks(path: Path) -> bool:
+    """Whether a file is tiktoken's: lines of base64 and a number."""
+    with open(path, "rb") as file:
+        return re.match(rb"[A-Za-z0-9+/]+={0,2} \d+\s*$", file.readline(4096)) is not None
+
+
+def _ranks(path: Path) -> Ranks:
+    """The ranks of a file, with what their maker's code adds to them."""
+    found: dict[bytes, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            token, rank = line.split()
+            found[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error) as error:
+            raise InputError(f"{path}: line {number} is not a token in base64 and its rank") from error
+    size = len(found)
+    if size == 128_000:
+        return Ranks(
+            maker="Llama 3",
+            words=LLAMA3_WORDS,
+            nfc=False,
+            ranks=found,
+            special={name: size + i for i, name in enumerate(_llama3())},
+            eos="<|end_of_text|>",
+            bos="<|begin_of_text|>",
+        )
+    if size == 151_643:
+        names = [END, "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205))]
+        special = {name: size + i for i, name in enumerate(names)}
+        return Ranks(maker="Qwen", words=QWEN_WORDS, nfc=True, ranks=found, special=special, eos=END, bos=None)
+    raise InputError(
+        f"{path}: {size:,} ranks; only Llama 3's (128,000) and Qwen's (151,643) are known, and a rank file does not say"
+        " how words are cut; use the tokenizer.json of this tokenizer"
     )
-    _guard(tokenizer, unknown=getattr(form.model, "unk_token", None), where=where)
-    return tokenizer
 
 
-def _add(form: tokenizers.Tokenizer, said: Named, *, where: Path) -> None:
-    """Tokens that only the files beside it know are in the form, with the ids these files give."""
-    known = form.get_added_tokens_decoder()
-    for i, (content, special) in sorted(said.added.items()):
-        if i in known and known[i].content == content:
-            continue
-        token = AddedToken(content, special=special, normalized=False)
-        form.add_special_tokens([token]) if special else form.add_tokens([token])
-        if form.token_to_id(content) != i:
-            raise InputError(
-                f'{where}: the files beside it give "{content}" the id {i}, but its id here is'
-                f" {form.token_to_id(content)}; these files do not belong together"
-            )
-
-
-def _before(form: tokenizers.Tokenizer) -> list[int]:
-    """What the form itself puts before a text."""
-    whole = form.encode("a", add_special_tokens=True).ids
-    plain = form.encode("a", add_special_tokens=False).ids
-    start = next((k for k in range(len(whole)) if whole[k : k + len(plain)] == plain), 0)
-    return whole[:start]
-
-
-def _guard(tokenizer: Tokenizer, *, unknown: str | None, where: Path) -> None:
-    """No control token is made out of its own name in a text; a tokenizer whose model would do so is refused."""
-    ids = {i for name, i in tokenizer.control.items() if name != unknown}
-    for name, row in zip(tokenizer.control, tokenizer.encode_batch(list(tokenizer.control))):
-        if not ids.isdisjoint(row):
-            raise InputError(
-                f'{where}: the text "{name}" would become a control token, whatever is asked; such a tokenizer cannot'
-                " be trusted with raw text"
-            )
+def _llama3() -> list[str]:
+    """The names of Llama 3's 256 control tokens, in the order of their ids."""
+    spare = [f"<|reserved_special_token_{i}|>" for i in range(251)]
+    return [
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        *spare[:4],
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        spare[4],
+        "<|eot_id|>",
+        *spare[5:],
+    ]

@@ -26,7 +26,8 @@ class Tokenizer:
     eos_id    the token that ends a document
     pad_id    the padding token; where none is named it is ``eos_id``, so padding is told by place, never by id
     pad_named whether the tokenizer itself names a padding token
-    chat_template   its template for conversations, kept for whoever opens the saved folder; it does not touch ids
+    chat_template, model   its template for conversations, and the SentencePiece model it was read from: both are kept
+              for whoever opens the saved folder, and touch no ids
     """
 
     engine: Engine
@@ -39,6 +40,7 @@ class Tokenizer:
     pad_named: bool
     vocab_size: int
     chat_template: str | None = None
+    model: bytes | None = None
 
     @property
     def copyable(self) -> bool:
@@ -122,6 +124,8 @@ class Tokenizer:
         }
         if self.chat_template is not None:
             settings["chat_template"] = self.chat_template
+        if self.model is not None:
+            write_whole(folder / "tokenizer.model", self.model)
         for name, content, indent in (
             ("tokenizer.json", sheet, None),
             ("tokenizer_config.json", settings, 2),
@@ -149,6 +153,6 @@ def _stated(value: Any) -> Any:
     """The same facts without those that are off or absent: a newer library's unused switch changes nothing."""
     if isinstance(value, dict):
         return {k: _stated(v) for k, v in value.items() if v is not None and v is not False}
-    if isinstance(value, list):
+    if isinstance(value, list) and value and isinstance(value[0], dict):
         return [_stated(v) for v in value]
     return value
