@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, field, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,12 +92,18 @@ def read_text(file: Path) -> str:
         raise InputError(f"{file} line {line}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
 
 
-def checked(value: T, *, rules: Rules | None = None, name: str = "settings") -> T:
-    """The same settings, made in Python, held to what a file is held to; InputError with every mistake."""
+def checked(value: T, *, rules: Rules | None = None, name: str = "settings", here: Path | None = None) -> T:
+    """The same settings, made in Python, held to what a file is held to, relative paths resolved against `here`.
+
+    Raises InputError with every mistake in one message.
+    """
+    rules = rules or Rules()
     mistakes: list[Mistake] = []
     tree = _node(plain(value))
     assert isinstance(tree, Section)
-    converted = _convert(type(value), tree, rules or Rules(), mistakes)
+    where = here or Path.cwd()
+    resolve(tree, dict(rules.paths), base=where, here=where)
+    converted = _convert(type(value), tree, rules, mistakes)
     if mistakes:
         raise InputError(message(mistakes, name))
     return converted
@@ -158,25 +165,36 @@ def changed(value: T, path: str, new: Any) -> T:
     raise KeyError(path)
 
 
-def describe(form: type) -> list[tuple[str, str, str, str]]:
-    """Every setting below a dataclass: (path, what it takes, its default, its doc).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """One setting in words. Where a section has several kinds, its path names the kind in brackets."""
 
-    A section's kind stands in brackets in the path: ``optimizer(adamw).schedule(cosine).final_ratio``.
-    """
+    path: str  # optimizer.schedule(cosine).final_ratio
+    takes: str
+    default: str
+    doc: str
+
+    def within(self, section: str) -> bool:
+        """Whether it is a section's, or the setting itself; kinds may be left out."""
+        path = re.sub(r"\([^)]*\)", "", self.path)
+        return path == section or path.startswith(f"{section}.")
+
+
+def describe(form: type) -> list[Description]:
+    """Every setting below a dataclass, in order."""
     rows = []
     for place in walk(form):
         section, _, name = place.path.rpartition(".")
-        kind = f"({place.kind})" if place.kind and section else ""
         default = place.default
         if default is MISSING:
             shown = "required"
         elif is_dataclass(default) and not isinstance(default, type):
-            shown = getattr(default, "kind", "a section")
+            shown = getattr(default, "kind", "of its settings")
         else:
-            shown = json.dumps(plain(default), ensure_ascii=False)
+            shown = default if isinstance(default, str) else json.dumps(plain(default), ensure_ascii=False)
         one = place.setting
-        what = expected((one.hint,), one.facts)
-        rows.append((f"{section}{kind}.{name}" if section else name, what, shown, one.facts.doc))
+        path = f"{section}({place.kind}).{name}" if place.kind and section else place.path
+        rows.append(Description(path=path, takes=expected((one.hint,), one.facts), default=shown, doc=one.facts.doc))
     return rows
 
 

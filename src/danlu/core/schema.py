@@ -236,7 +236,9 @@ class Conversion:
         try:
             return form(**values)
         except (ValueError, Failure) as error:
-            self.wrong(node.mark, path, str(error))
+            inner, colon, text = str(error).partition(": ")
+            own = colon and path and inner.startswith(f"{path}.") and " " not in inner
+            self.wrong(self.marks.get(inner, node.mark), *((inner, text) if own else (path, str(error))))
             return Broken(values)
 
     def _not_a_section(self, node: Node, form: type, path: str) -> None:

@@ -1,0 +1,206 @@
+"""One run: a choice from each room, and what must hold between them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from danlu.checkpoint.keep import Checkpoint
+from danlu.compute.mesh import Parallel
+from danlu.core.config import differences, setting
+from danlu.core.schema import At, Check, Unknown
+from danlu.data.source import Corpus
+from danlu.eval.perplexity import Evaluate
+from danlu.memory.plan import Memory
+from danlu.models.families import Pretrained
+from danlu.models.families.gpt2 import Gpt2
+from danlu.models.families.llama import Llama
+from danlu.monitor.settings import Monitor
+from danlu.objectives.causal import Causal
+from danlu.optim.adamw import AdamW
+
+BYTE_TOKENS = 258  # ids of the byte tokenizer: 256 bytes, end of text, padding
+DURATIONS = ("max_steps", "num_train_epochs", "max_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSize:
+    """Rows of one update, and of one forward."""
+
+    global_batch_size: int = setting(32, "rows of one update, over all ranks and micro-batches", at_least=1)
+    micro_batch_size: int | Literal["auto"] = setting(
+        "auto", "rows of one forward on one rank; auto: as many as fit", at_least=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides a run. Exactly one of max_steps, num_train_epochs and max_tokens says how long it is."""
+
+    format: Literal[1] = setting(1, "version of this file's form")
+    name: str = setting(doc="the run's name; its folder is FOLDER/NAME")
+    seed: int = setting(1, "all that is random follows from it", at_least=0)
+    folder: str = setting("runs", "where run folders are made")
+    max_steps: int | None = setting(None, "updates of the weights", at_least=1, suffixes=True)
+    num_train_epochs: float | None = setting(None, "times that every row is read", above=0)
+    max_tokens: int | None = setting(None, "tokens to read, rounded up to whole updates", at_least=1, suffixes=True)
+    model: Llama | Gpt2 | Pretrained = setting(doc="a family and its sizes, or {from: FOLDER} to start from weights")
+    data: Corpus = setting(doc="what is learned from")
+    batch: BatchSize = setting(BatchSize(), "rows of one update, and of one forward")
+    objective: Causal = setting(Causal(), "what is asked of the model")
+    optimizer: AdamW = setting(AdamW(), "what gradients become")
+    memory: Memory = setting(Memory(), "what is kept, where, and how precisely")
+    parallel: Parallel = setting(Parallel(), "how ranks are laid out")
+    checkpoint: Checkpoint = setting(Checkpoint(), "when the run is saved, and what is kept")
+    evaluate: Evaluate = setting(Evaluate(), "when the run is measured on held-out text")
+    adapter: None = setting(None, "small trainable weights beside frozen ones; not built yet")
+    monitor: Monitor = setting(Monitor(), "what is shown and written")
+
+    @property
+    def run_folder(self) -> Path:
+        """Where this run lives."""
+        return Path(self.folder) / self.name
+
+
+Difference = tuple[str, Any, Any]  # path, old value, new value
+
+
+def resumes(old: Recipe, new: Recipe) -> tuple[list[Difference], list[Difference]]:
+    """What a run that goes on may change, and what it may not: two lists of (path, old, new).
+
+    The layout, the micro-batch, and what is shown, saved and measured may change, and the run may become longer by the
+    same measure; anything else would make it another run.
+    """
+    allowed: list[Difference] = []
+    refused: list[Difference] = []
+    for path, before, after in differences(old, new):
+        section = path.partition(".")[0]
+        free = section in ("parallel", "checkpoint", "evaluate", "monitor") or path in (
+            "batch.micro_batch_size",
+            "folder",
+            "data.workers",
+            "data.prefetch",
+        )
+        longer = path in DURATIONS and before is not None and after is not None and after > before
+        (allowed if free or longer else refused).append((path, before, after))
+    return allowed, refused
+
+
+def _name(at: At) -> Iterator[tuple[str, str]]:
+    name = at("name")
+    if not re.fullmatch(r"[^\s/\\.-][^/\\\x00-\x1f]*", name) or name != name.strip():
+        yield "name", f"must be a plain folder name (no slash, no dot or hyphen in front), not {name!r}"
+
+
+def _duration(at: At) -> Iterator[tuple[str, str]]:
+    given = [path for path in DURATIONS if at(path) is not None]
+    if not given:
+        yield "max_steps", f"missing; give exactly one of {', '.join(DURATIONS)}"
+    for extra in given[1:]:
+        yield extra, f"a second answer to how long the run is; keep one, and set the other to null ({given[0]}=null)"
+
+
+def _warmup(at: At) -> Iterator[tuple[str, str]]:
+    warmup, steps, tokens = at("optimizer.schedule.warmup_steps"), at("max_steps"), at("max_tokens")
+    if steps is None and tokens is not None:
+        steps = math.ceil(tokens / (at("batch.global_batch_size") * at("data.sequence_length")))
+    if steps is not None and warmup > steps:
+        yield "optimizer.schedule.warmup_steps", f"{warmup} updates of warm-up do not fit in {steps}; at most {steps}"
+
+
+def _length(at: At) -> Iterator[tuple[str, str]]:
+    length = at("data.sequence_length")
+    for path in ("model.max_position_embeddings", "model.n_positions"):
+        positions = _maybe(at, path)
+        if positions is not None and length > positions:
+            yield "data.sequence_length", f"{length} is more than the model reads ({path} is {positions}); at most that"
+
+
+def _heads(at: At) -> Iterator[tuple[str, str]]:
+    for width_path, heads_path in (
+        ("model.hidden_size", "model.num_attention_heads"),
+        ("model.n_embd", "model.n_head"),
+    ):
+        width, heads = _maybe(at, width_path), _maybe(at, heads_path)
+        if width and heads and width % heads and _maybe(at, "model.head_dim") is None:
+            yield heads_path, f"{heads} heads do not divide {width_path} {width}; give one of {_divisors(width)}"
+    heads, groups = _maybe(at, "model.num_attention_heads"), _maybe(at, "model.num_key_value_heads")
+    if heads and groups and heads % groups:
+        yield (
+            "model.num_key_value_heads",
+            f"{groups} do not divide {heads} attention heads; give one of {_divisors(heads)}",
+        )
+
+
+def _batch(at: At) -> Iterator[tuple[str, str]]:
+    whole = at("batch.global_batch_size")
+    micro, replicate, shard = (
+        _maybe(at, path) for path in ("batch.micro_batch_size", "parallel.replicate", "parallel.shard")
+    )
+    ranks = (replicate or 1) * (shard if isinstance(shard, int) else 1)
+    if whole % ranks:
+        path = "parallel.shard" if isinstance(shard, int) and shard > 1 else "parallel.replicate"
+        yield path, f"{ranks} ranks cannot share {whole} rows (batch.global_batch_size) evenly"
+    elif isinstance(micro, int) and (whole // ranks) % micro:
+        rows = f"{whole} rows of an update" if ranks == 1 else f"the {whole // ranks} rows of one rank"
+        yield (
+            "batch.micro_batch_size",
+            f"{micro} does not divide {rows}; give one of {_divisors(whole // ranks)}, or auto",
+        )
+
+
+def _sources(at: At) -> Iterator[tuple[str, str]]:
+    if not at("data.train"):
+        yield "data.train", "is empty; name at least one file, folder or shard"
+
+
+def _held_out(at: At) -> Iterator[tuple[str, str]]:
+    publish, kept = at("checkpoint.publish"), at("checkpoint.keep_best")
+    if publish == "best" and kept == 0:
+        yield (
+            "checkpoint.publish",
+            "the best weights are published only if they are kept; set checkpoint.keep_best to 1",
+        )
+    if at("data.validation") in (0, []):
+        nothing = "needs held-out text; set data.validation to a share like 0.05, or a list of files"
+        if publish == "best":
+            yield "checkpoint.publish", nothing
+        if _maybe(at, "evaluate.early_stopping") is not None:
+            yield "evaluate.early_stopping", nothing
+
+
+def _vocabulary(at: At) -> Iterator[tuple[str, str]]:
+    size = at("model.vocab_size")
+    if at("data.tokenizer") == "byte" and size != "auto" and size < BYTE_TOKENS:
+        yield "model.vocab_size", f"{size} is fewer than the byte tokenizer's {BYTE_TOKENS} ids; give that, or auto"
+
+
+CHECKS: tuple[Check, ...] = (
+    _name,
+    _duration,
+    _warmup,
+    _length,
+    _heads,
+    _batch,
+    _sources,
+    _held_out,
+    _vocabulary,
+)
+
+
+def _maybe(at: At, path: str) -> Any:
+    """The setting, or None where this recipe has none or it was written wrongly."""
+    try:
+        return at(path)
+    except Unknown:
+        return None
+
+
+def _divisors(number: int) -> str:
+    """The divisors of a number, in words; the largest few where there are many."""
+    found = [d for d in range(1, min(number, 100_000) + 1) if number % d == 0]
+    return ", ".join(map(str, found if len(found) <= 10 else found[:10])) + ("" if len(found) <= 10 else ", …")
