@@ -1,0 +1,14 @@
+"""Models as single-device PyTorch: parts, one trunk made of them, and the families that name them.
+
+shape      what a decoder is made of: sizes and kinds of parts, free of any family
+attention  grouped-query causal attention; a packed document sees itself alone on every path
+rope       rotary positions, with phases in fp32 or better
+mlp        the feed-forward part, gated or plain
+norm       RMSNorm and LayerNorm
+stack      the trunk: embedding, blocks, last norm; gives hidden states
+heads      ends of a model: score labels in chunks
+start      initial weights by role, depth and parameter name
+count      parameters, and FLOPs a token costs
+weights    strict load and save of Hugging Face folders
+families   gpt2, llama: sizes, parts, Hugging Face names
+"""
