@@ -1,0 +1,36 @@
+"""What a recipe may say of monitoring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from danlu.core.config import setting
+from danlu.core.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monitor:
+    """What is shown and written while a model trains."""
+
+    logging_steps: int = setting(
+        1, "updates between two points in the console, TensorBoard and trainer_state.json (each their mean)", at_least=1
+    )
+    console: bool = setting(True, "show progress: a live display in a terminal, a few plain lines elsewhere")
+    tensorboard: bool = setting(True, "write TensorBoard event files into tensorboard/")
+    curve: bool = setting(True, "draw loss.png at each evaluation and at the end")
+    wandb: bool = setting(False, "Weights & Biases; not built yet")
+    profile: str | None = setting(None, "a trace of some steps; not built yet")
+    max_unsound_steps: int = setting(
+        10, "updates in a row skipped for a loss or gradient that is not finite, after which the run stops", at_least=1
+    )
+    max_unlabelled_steps: int = setting(
+        3, "updates in a row without a single label, after which the run stops", at_least=1
+    )
+    max_data_wait: float = setting(
+        0.1, "share of the time spent waiting for data, above which a warning says what to change", above=0, at_most=1
+    )
+
+    def __post_init__(self) -> None:
+        if self.wandb or self.profile is not None:
+            key = "monitor.wandb" if self.wandb else "monitor.profile"
+            raise InputError(f"{key} is not built yet; leave it out (monitor.tensorboard is there).")
