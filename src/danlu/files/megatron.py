@@ -191,8 +191,9 @@ class Writer:
         self.n_tokens = self.n_documents = 0
         self.sources: list[dict[str, Any]] = []
         self._hash = xxhash.xxh3_128()
-        self._pending: list[npt.NDArray[Any]] = []
+        self._pending: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
         self._pending_tokens = 0
+        self._open = 0  # tokens of a document that has not ended
         self._temporary = {
             ending: self.prefix.with_name(f".{self.prefix.name}{ending}.{os.getpid()}.part")
             for ending in (".bin", ".lengths", ".idx")
@@ -220,38 +221,47 @@ class Writer:
                 path.unlink(missing_ok=True)
 
     def add(self, ids: Ids) -> None:
-        """One more document. Ids outside the vocabulary are refused before they are cast (a cast would wrap round)."""
-        array = np.asarray(ids)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise TypeError(f"a document is one line of whole numbers, not {array.dtype} of shape {array.shape}")
-        if array.size > LONGEST:
-            raise InputError(
-                f"document {self.n_documents} has {array.size} tokens; a document holds at most {LONGEST}."
-            )
-        if array.size and not (array.min() >= 0 and array.max() < self.vocab_size):
-            worst = int(array.min()) if array.min() < 0 else int(array.max())
-            raise InputError(f"document {self.n_documents} holds id {worst}; the vocabulary has {self.vocab_size} ids.")
-        self._pending.append(array.astype(self.dtype))
-        self._pending_tokens += array.size
-        self.n_documents += 1
-        self.n_tokens += array.size
+        """One more document."""
+        array = np.asarray(ids) if len(ids) else np.empty(0, np.int64)
+        self.add_many(array, np.array([len(array)]))
+
+    def add_many(self, ids: npt.NDArray[Any], ends: npt.NDArray[Any]) -> None:
+        """Documents in one line of ids: each ends where ``ends`` says, and what is left over begins the next one.
+
+        Ids outside the vocabulary are refused before they are cast (a cast would wrap round).
+        """
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise TypeError(f"documents are one line of whole numbers, not {ids.dtype} of shape {ids.shape}")
+        if ids.size and not (ids.min() >= 0 and ids.max() < self.vocab_size):
+            worst = int(ids.min()) if ids.min() < 0 else int(ids.max())
+            at = np.searchsorted(ends, np.flatnonzero(ids == worst)[0], side="right") + self.n_documents
+            raise InputError(f"document {at} holds id {worst}, but the vocabulary has {self.vocab_size} ids.")
+        lengths = np.diff(ends, prepend=-self._open)
+        self._open = self._open + ids.size if not len(ends) else ids.size - int(ends[-1])
+        if max(int(lengths.max(initial=0)), self._open) > LONGEST:
+            raise InputError(f"a document has more than {LONGEST:,} tokens, the most that this format holds; split it.")
+        self._pending.append((ids.astype(self.dtype), lengths.astype("<i4")))
+        self._pending_tokens += ids.size
+        self.n_documents += len(lengths)
+        self.n_tokens += ids.size
         if self._pending_tokens >= CHUNK or len(self._pending) >= CHUNK:
             self._flush()
 
     def _flush(self) -> None:
         if not self._pending:
             return
-        content = np.concatenate(self._pending).tobytes()
+        ids, lengths = (np.concatenate(arrays) for arrays in zip(*self._pending))
         try:
-            self._lengths.write(np.fromiter(map(len, self._pending), "<i4", len(self._pending)).tobytes())
-            self._bin.write(content)
+            self._lengths.write(lengths.tobytes())
+            self._bin.write(ids.tobytes())
         except OSError as failure:
             raise _told(failure, self.prefix) from failure
-        self._hash.update(content)
+        self._hash.update(ids.tobytes())
         self._pending, self._pending_tokens = [], 0
 
     def _publish(self) -> None:
         """Both files and the sidecar are there, durably; at no moment does a half of them look whole."""
+        assert self._open == 0, "the last document was not ended"
         self._flush()
         _settle(self._bin)
         self._lengths.flush()
