@@ -13,6 +13,11 @@ from typing import Any
 from danlu.core.paths import write_whole
 from danlu.data.tokenizer.engines import Engine
 
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)  # what ``save`` writes of every tokenizer
 UNKNOWN = "\ufffd"  # shown for an id that no token has
 
 
@@ -126,11 +131,7 @@ class Tokenizer:
             settings["chat_template"] = self.chat_template
         if self.model is not None:
             write_whole(folder / "tokenizer.model", self.model)
-        for name, content, indent in (
-            ("tokenizer.json", sheet, None),
-            ("tokenizer_config.json", settings, 2),
-            ("special_tokens_map.json", special, 2),
-        ):
+        for name, content, indent in zip(FILES, (sheet, settings, special), (None, 2, 2)):
             text = json.dumps(content, ensure_ascii=False, indent=indent)
             write_whole(folder / name, (text + "\n").encode("utf-8"))
 
