@@ -206,8 +206,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    numeric = text[:1] in "+-.0123456789" or text in ("null", "~", "")
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if numeric and "\n" not in text else None)
+    style = None
+    if any(character in text for character in "\x85\u2028\u2029"):  # line breaks of YAML 1.1: written as escapes
+        style = '"'
+    elif (text[:1] in "+-.0123456789" or text in ("null", "~", "")) and "\n" not in text:
+        style = "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-MOST_VALUES = 100_000  # values after aliases are followed
+MOST_VALUES = 20_000  # values after aliases are followed
 DEEPEST = 40  # sections within sections
 STANDARD = "tag:yaml.org,2002:"
 PLAIN_TAGS = {
@@ -127,7 +127,8 @@ def override(tree: Section, typed: Iterable[str], mistakes: list[Mistake]) -> No
             mistakes.append(Mistake(mark=TYPED, path=path, text=said))
         else:
             seen.add(path)
-            _place(tree, path, _typed(value.strip(), path, mistakes), mistakes)
+            if (node := _typed(value.strip(), path, mistakes)) is not None:
+                _place(tree, path, node, mistakes)
 
 
 def resolve(node: Node, paths: dict[str, frozenset[str]], *, base: Path, here: Path, at: str = "") -> Node:
@@ -218,15 +219,14 @@ class _Reading:
         return sections
 
 
-def _typed(value: str, path: str, mistakes: list[Mistake]) -> Node:
+def _typed(value: str, path: str, mistakes: list[Mistake]) -> Node | None:
     """A value of the command line: YAML where it opens a list, a section or a quote, else the text as it stands."""
     if value[:1] not in ("[", "{", '"', "'"):
         return Scalar(text=value, quoted=False, mark=TYPED)
     wrong: list[Mistake] = []
     tree = read(f"{{value: {value}}}", wrong)
     mistakes += [Mistake(mark=TYPED, path=path, text=mistake.text) for mistake in wrong]
-    found = tree.entries.get("value")
-    return _as_typed(found) if found is not None else Scalar(text=value, quoted=True, mark=TYPED)
+    return None if wrong else _as_typed(tree.entries["value"])
 
 
 def _as_typed(node: Node) -> Node:
