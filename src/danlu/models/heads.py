@@ -12,10 +12,15 @@ from torch.autograd.function import once_differentiable
 
 from danlu.core.batch import IGNORE
 
-# Rows of logits that exist at a time. Products of a thousand rows run at full speed, more rows only take memory.
+# Rows of logits that exist at a time. Products of about a thousand rows run at full speed; fewer carry the weight's
+# gradient through memory too often, more only take room.
 ROWS = 1024
 # With a large vocabulary a thousand rows are much memory too, most of it touched for the first time at every call.
-BYTES = 64 * 2**20
+BYTES = 128 * 2**20
+# Logits that are turned into probabilities at a time, in at least fp32: on a CPU as many as its caches hold, elsewhere
+# enough to keep the device busy.
+BLOCK = 2**18
+BLOCK_DEVICE = 2**24
 
 
 class LanguageHead(nn.Module):
@@ -43,95 +48,120 @@ class LanguageHead(nn.Module):
         hidden [..., D], labels [...]. The gradient is made here, chunk by chunk, and only scaled in the backward, which
         can therefore run once only.
         """
-        grad = torch.is_grad_enabled()
-        return _Nll.apply(hidden, self.weight, labels, self.rows, grad)
+        return _Nll.apply(hidden, self.weight, labels, self.rows, self._dtype(), torch.is_grad_enabled())
 
     def logp(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """log p of each label, shaped as labels, at least fp32; exactly 0 where the label is IGNORE.
 
         The backward makes the logits again, chunk by chunk: what each token weighs is not known in the forward.
         """
-        return _Logp.apply(hidden, self.weight, labels, self.rows)
+        return _Logp.apply(hidden, self.weight, labels, self.rows, self._dtype())
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Whole logits, [..., V]."""
         return F.linear(hidden, self.weight)
 
+    def _dtype(self) -> torch.dtype:
+        """Of products: autocast's where there is one (it leaves float64 alone), otherwise the weight's."""
+        device = self.weight.device.type
+        if torch.is_autocast_enabled(device) and self.weight.dtype != torch.float64:
+            return torch.get_autocast_dtype(device)
+        return self.weight.dtype
+
 
 class _Chunks:
-    """hidden and labels as flat rows, cut for one buffer of logits that every chunk is written to.
+    """hidden and labels as flat rows, cut so that one buffer serves the logits of every chunk.
 
     Rows whose label is IGNORE are read as zeros, so that nothing they hold (NaN too) reaches value or gradient.
     """
 
-    def __init__(self, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int) -> None:
-        device = hidden.device.type
-        autocast = torch.is_autocast_enabled(device)
-        self.dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype  # of products
-        self.exact = torch.promote_types(self.dtype, torch.float32)  # of log-sum-exp and sums
-        if weight.dtype == torch.float64:  # autocast leaves float64 alone
-            self.dtype = self.exact = torch.float64
-        self.weight = weight.to(self.dtype)
+    def __init__(self, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype  # of products; log-sum-exp and sums are made in exact
+        self.exact = torch.promote_types(dtype, torch.float32)
+        self.weight = weight.to(dtype)
         self.asked = labels.reshape(-1) != IGNORE
         self.labels = torch.where(self.asked, labels.reshape(-1), 0)
-        self.hidden = torch.where(self.asked[:, None], hidden.reshape(-1, hidden.shape[-1]).to(self.dtype), 0)
-        most = max(1, min(rows, BYTES // (weight.shape[0] * self.exact.itemsize)))
-        count = len(self.labels)
-        pieces = max(1, -(-count // most))
-        self.size = -(-count // pieces)  # equal chunks: a small last one would run slowly
-        self.buffer = hidden.new_empty(self.size, weight.shape[0], dtype=self.exact)
-        self.count = count
+        self.hidden = torch.where(self.asked[:, None], hidden.reshape(-1, hidden.shape[-1]).to(dtype), 0)
+        self.count = len(self.labels)
+        most = max(1, min(rows, BYTES // (len(weight) * dtype.itemsize)))
+        pieces = max(1, -(-self.count // most))
+        self.size = -(-self.count // pieces)  # equal chunks: a small last one would run slowly
+        self.buffer = torch.empty(self.size, len(weight), dtype=dtype, device=hidden.device)
+        self.product: Tensor | None = None
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
-        """Each chunk's rows and its logits, in at least fp32; they are overwritten by the next chunk's."""
-        for start in range(0, self.count, self.size):
-            part = slice(start, min(start + self.size, self.count))
-            logits = self.buffer[: part.stop - part.start]
-            if self.dtype == self.exact:
-                torch.mm(self.hidden[part], self.weight.t(), out=logits)
-            else:
-                logits.copy_(torch.mm(self.hidden[part], self.weight.t()))
-            yield part, logits
+        """Each chunk's rows and its logits, [n, V], which the next chunk's overwrite."""
+        for start in range(0, self.count, self.size or 1):
+            rows = slice(start, min(start + self.size, self.count))
+            logits = self.buffer[: rows.stop - rows.start]
+            torch.mm(self.hidden[rows], self.weight.t(), out=logits)
+            yield rows, logits
 
-    def give(self, part: slice, of_logits: Tensor, of_hidden: Tensor | None, of_weight: Tensor | None) -> None:
+    def score(self, rows: slice, logits: Tensor, *, gradient: bool, weights: Tensor | None = None) -> Tensor:
+        """log p of a chunk's labels, [n]; with gradient, logits become that of -log p: weights · (p - onehot).
+
+        Made block by block in at least fp32. Softmax is one pass where log-sum-exp is several, and gives it too: at the
+        largest logit z, log p = z - log-sum-exp.
+        """
+        labels = self.labels[rows, None]
+        scores = torch.empty_like(labels, dtype=self.exact)
+        size = max(1, (BLOCK if logits.is_cpu else BLOCK_DEVICE) // logits.shape[1])
+        for start in range(0, len(labels), size):
+            part = slice(start, start + size)
+            block = logits[part].to(self.exact)
+            p = torch.softmax(block, 1)
+            log_sum = block.amax(1, keepdim=True) - p.amax(1, keepdim=True).log()
+            torch.sub(block.gather(1, labels[part]), log_sum, out=scores[part])
+            if gradient:
+                p.scatter_add_(1, labels[part], p.new_full((len(p), 1), -1))
+                logits[part] = p if weights is None else p.mul_(weights[part, None])
+        return scores.squeeze(1)
+
+    def carry(self, rows: slice, of_logits: Tensor, of_hidden: Tensor | None, of_weight: Tensor | None) -> None:
         """A chunk's gradient of logits is carried on: written to its rows of hidden's, added to weight's."""
-        of_logits = of_logits.to(self.dtype)
         if of_hidden is not None:
-            torch.mm(of_logits, self.weight, out=of_hidden[part])
+            torch.mm(of_logits, self.weight, out=of_hidden[rows])
         if of_weight is None:
             return
-        if self.dtype == of_weight.dtype:
-            of_weight.addmm_(of_logits.t(), self.hidden[part])
+        if self.dtype == self.exact:
+            of_weight.addmm_(of_logits.t(), self.hidden[rows])
         else:
-            of_weight.add_(torch.mm(of_logits.t(), self.hidden[part]))
+            self.product = torch.empty_like(self.weight) if self.product is None else self.product
+            of_weight.add_(torch.mm(of_logits.t(), self.hidden[rows], out=self.product))
+
+    def room(self, to_hidden: bool, to_weight: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Where the gradients that are needed will be gathered."""
+        of_hidden = torch.empty_like(self.hidden) if to_hidden else None
+        of_weight = torch.zeros_like(self.weight, dtype=self.exact) if to_weight else None
+        return of_hidden, of_weight
+
+    def settle(
+        self, made: tuple[Tensor | None, Tensor | None], hidden: Tensor, weight: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Gathered gradients in the shape and dtype of what they are of; of rows not asked, exactly zero."""
+        of_hidden, of_weight = made
+        if of_hidden is not None:
+            of_hidden = torch.where(self.asked[:, None], of_hidden, 0).to(hidden.dtype).view(hidden.shape)
+        return of_hidden, None if of_weight is None else of_weight.to(weight.dtype)
 
 
 class _Nll(torch.autograd.Function):
-    """The sum of -log p, with the gradient made on the way: d logits = p - onehot, for hidden and weight at once."""
+    """The sum of -log p, with the gradient made on the way."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, grad: bool) -> Tensor:
-        chunks = _Chunks(hidden, weight, labels, rows)
-        to_hidden, to_weight = (grad and needed for needed in ctx.needs_input_grad[:2])
-        losses = chunks.hidden.new_zeros(chunks.count, dtype=chunks.exact)
-        of_hidden = torch.empty_like(chunks.hidden) if to_hidden else None
-        of_weight = torch.zeros_like(weight, dtype=chunks.exact) if to_weight else None
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, dtype: torch.dtype, grad: bool
+    ) -> Tensor:
+        chunks = _Chunks(hidden, weight, labels, rows, dtype)
+        needed = tuple(grad and need for need in ctx.needs_input_grad[:2])
+        made = chunks.room(*needed)
+        scores = torch.zeros_like(chunks.labels, dtype=chunks.exact)
         with torch.autocast(hidden.device.type, enabled=False):
             for part, logits in chunks:
-                labels_here = chunks.labels[part, None]
-                label_logits = logits.gather(1, labels_here)
-                total = _softmax(logits)
-                losses[part] = (total - label_logits).squeeze(1)
-                if not (to_hidden or to_weight):
-                    continue
-                logits.scatter_add_(1, labels_here, -torch.ones_like(label_logits))
-                chunks.give(part, logits, of_hidden, of_weight)
-        if of_hidden is not None:
-            of_hidden = torch.where(chunks.asked[:, None], of_hidden, 0).to(hidden.dtype).view(hidden.shape)
-        if of_weight is not None:
-            of_weight = of_weight.to(weight.dtype)
-        ctx.made = (of_hidden, of_weight)
-        return torch.where(chunks.asked, losses, 0).sum()
+                scores[part] = chunks.score(part, logits, gradient=any(needed))
+                chunks.carry(part, logits, *made)
+        ctx.made = chunks.settle(made, hidden, weight)
+        return -torch.where(chunks.asked, scores, 0).sum()
 
     @staticmethod
     @once_differentiable
@@ -141,53 +171,32 @@ class _Nll(torch.autograd.Function):
         # Scaled in place, and given away: weight's gradient is as large as the embedding, a copy would cost memory.
         of_hidden, of_weight = (None if made is None else made.mul_(upstream) for made in ctx.made)
         ctx.made = None
-        return of_hidden, of_weight, None, None, None
+        return of_hidden, of_weight, None, None, None, None
 
 
 class _Logp(torch.autograd.Function):
-    """log p of each label; d logits = upstream · (onehot - p), from logits made again in the backward."""
+    """log p of each label; the backward makes the logits again."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int) -> Tensor:
-        chunks = _Chunks(hidden, weight, labels, rows)
-        scores = chunks.hidden.new_zeros(chunks.count, dtype=chunks.exact)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+        chunks = _Chunks(hidden, weight, labels, rows, dtype)
+        scores = torch.zeros_like(chunks.labels, dtype=chunks.exact)
         with torch.autocast(hidden.device.type, enabled=False):
             for part, logits in chunks:
-                label_logits = logits.gather(1, chunks.labels[part, None])
-                scores[part] = (label_logits - torch.logsumexp(logits, 1, keepdim=True)).squeeze(1)
+                scores[part] = chunks.score(part, logits, gradient=False)
         ctx.save_for_backward(hidden, weight, labels)
-        ctx.rows, ctx.dtype = rows, chunks.dtype
+        ctx.rows, ctx.dtype = rows, dtype
         return torch.where(chunks.asked, scores, 0).view(labels.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, labels = ctx.saved_tensors
-        device = hidden.device.type
-        to_hidden, to_weight = ctx.needs_input_grad[:2]
-        # The products of the forward, in its dtype, also when the backward runs outside its autocast.
-        with torch.autocast(device, dtype=ctx.dtype, enabled=ctx.dtype != weight.dtype):
-            chunks = _Chunks(hidden, weight, labels, ctx.rows)
-        of_hidden = torch.empty_like(chunks.hidden) if to_hidden else None
-        of_weight = torch.zeros_like(weight, dtype=chunks.exact) if to_weight else None
-        upstream = torch.where(chunks.asked, upstream.reshape(-1).to(chunks.exact), 0)[:, None]
-        with torch.autocast(device, enabled=False):
+        chunks = _Chunks(hidden, weight, labels, ctx.rows, ctx.dtype)
+        made = chunks.room(*ctx.needs_input_grad[:2])
+        weights = torch.where(chunks.asked, -upstream.reshape(-1).to(chunks.exact), 0)
+        with torch.autocast(hidden.device.type, enabled=False):
             for part, logits in chunks:
-                _softmax(logits)
-                logits.mul_(-upstream[part])
-                logits.scatter_add_(1, chunks.labels[part, None], upstream[part])
-                chunks.give(part, logits, of_hidden, of_weight)
-        if of_hidden is not None:
-            of_hidden = torch.where(chunks.asked[:, None], of_hidden, 0).to(hidden.dtype).view(hidden.shape)
-        if of_weight is not None:
-            of_weight = of_weight.to(weight.dtype)
-        return of_hidden, of_weight, None, None
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    """logits [n, V] become p, in place; gives back their log-sum-exp, [n, 1]."""
-    largest = logits.amax(1, keepdim=True)
-    logits.sub_(largest).exp_()
-    total = logits.sum(1, keepdim=True)
-    logits.div_(total)
-    return largest + total.log()
+                chunks.score(part, logits, gradient=True, weights=weights[part])
+                chunks.carry(part, logits, *made)
+        return *chunks.settle(made, hidden, weight), None, None, None
