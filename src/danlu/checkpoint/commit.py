@@ -11,6 +11,7 @@ Ranks meet through files alone, never through collectives, so all of it can run 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -290,9 +291,16 @@ def _disagreement(job: Job, tables: list[Table]) -> str | None:
 
 
 def _clear_earlier(job: Job) -> None:
-    """Attempts that came before this one are gone; rank 0 alone does this, and no rank writes into them any more."""
+    """Attempts that came before this one are gone; rank 0 alone does this, and no rank writes into them any more.
+
+    The last one stays when there are more ranks: a slower rank may not yet have read there that it came to nothing.
+    Ranks save in step, so all have read it when the save after this one begins.
+    """
+    start, _, count = job.attempt.rpartition("-")
+    own = start.partition("-")[2]
+    last = re.compile(rf"tmp-\d+-{own}-{int(count) - 1}") if job.world > 1 else None
     for path in job.root.glob("tmp-*"):
-        if path.name != job.folder.name:
+        if path != job.folder and not (last and last.fullmatch(path.name)):
             job.disk.remove(path)
 
 

@@ -23,8 +23,7 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if self.keep_last == 0 or self.keep_last < -1:
             raise InputError(
-                f"checkpoint.keep_last: {self.keep_last} would keep nothing to go on from; "
-                "give 1 or more, or -1 to keep all"
+                f"keep_last: {self.keep_last} would keep nothing to go on from; give 1 or more, or -1 to keep all"
             )
 
     @property
