@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from tests.ranks import Ranks  # noqa: E402  (the environment comes first)
+from tests.ranks import Ranks
 
 
 @pytest.fixture(scope="session")

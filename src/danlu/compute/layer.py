@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from danlu.core.batch import Batch
-from danlu.core.contracts import Output
+from danlu.core.contracts import Head, Output
 from danlu.core.terms import Terms
 from danlu.core.world import World
 from danlu.models.stack import Trunk
@@ -26,11 +27,12 @@ class ComputeLayer:
         self.model = model
         self.world = world
         self.device = device
+        self.heads = cast(Mapping[str, Head], model.heads)  # a ModuleDict: a mapping in all but its type
 
     def forward(self, batch: Batch) -> Output:
         """What the model says of a batch, under any layout."""
         hidden = self.model(batch.tokens, batch.positions, batch.documents, packed=batch.packed)
-        return Output(hidden=hidden, heads=self.model.heads)
+        return Output(hidden=hidden, heads=self.heads)
 
     def forward_backward(self, micros: Sequence[Batch], loss: Loss) -> Iterator[Terms]:
         """Each micro-batch has run forward and backward; gives its terms, and leaves gradients on the weights.

@@ -33,6 +33,12 @@ class Parallel:
             )
         return replace(self, shard=shard)
 
+    @property
+    def ranks(self) -> int:
+        """Ranks that hold different rows; `auto` must be settled."""
+        assert isinstance(self.shard, int)
+        return self.replicate * self.shard
+
     def mesh(self, device_type: str) -> DeviceMesh:
         """The ranks on their axes; `auto` must be settled. Ranks of one shard group are neighbours."""
         assert isinstance(self.shard, int)

@@ -1,12 +1,16 @@
-"""Weights cut over ranks, or copied, by FSDP2."""
+"""Weights cut over ranks, or copied, by FSDP2; and which slice of which tensor a rank holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
 def shard(model: nn.Module, blocks: Iterable[nn.Module], *, mesh: DeviceMesh) -> None:
@@ -22,3 +26,51 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], *, mesh: DeviceMesh) ->
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def materialise(model: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
+    """Every parameter has memory on the device, of this dtype and without values; what was one parameter stays one.
+
+    `Module.to_empty` would give a tied weight two memories.
+    """
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter not in made:
+                empty = torch.empty_like(parameter, device=device, dtype=dtype)
+                made[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            module.register_parameter(name, made[parameter])
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What this rank holds of a whole tensor: `local` stands at `offset` in a tensor of `shape`.
+
+    first: whether this rank is the first that holds it, so that what is copied on many ranks is saved once.
+    """
+
+    local: Tensor
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    first: bool
+
+
+def held(tensor: Tensor, *, rank: int) -> Slice:
+    """This rank's slice of a tensor; a plain tensor is held whole by every rank."""
+    tensor = tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return Slice(tensor, tuple(tensor.shape), (0,) * tensor.dim(), rank == 0)
+    mesh = tensor.device_mesh
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
+    where: Sequence[int] = mesh.get_coordinate() or ()
+    first = all(at == 0 for at, placement in zip(where, tensor.placements) if isinstance(placement, Replicate))
+    return Slice(tensor.to_local(), tuple(tensor.shape), tuple(offset), first)
+
+
+def like(local: Tensor, whole: Tensor) -> Tensor:
+    """A slice of another tensor (a moment), laid out over ranks as `whole` (its weight) is."""
+    if not isinstance(whole, DTensor) or local.shape != whole.to_local().shape:
+        return local
+    return DTensor.from_local(
+        local, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )

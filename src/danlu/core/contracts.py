@@ -59,7 +59,16 @@ class Objective(Protocol):
 
 
 class Source(Protocol):
-    """Where batches come from. Its whole state is a few integers, independent of ranks and workers."""
+    """Where batches come from. Its whole state is a few integers, independent of ranks and workers.
+
+    tokens   tokens in this rank's share of the last batch, padding left out
+    waited   seconds that the last batch was waited for
+    """
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def waited(self) -> float: ...
 
     def take(self, micros: int) -> list[Batch]:
         """This rank's share of the next global batch, cut into micro-batches; moves the position on by one update."""
@@ -71,6 +80,10 @@ class Source(Protocol):
 
     def seek(self, state: Mapping[str, int]) -> None:
         """Go to a position, at once: nothing is read and thrown away."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is read ahead any more."""
         ...
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 
 class Failure(Exception):
-    """Ends the run with one plain sentence: what, where, and what would do."""
+    """Ends the run with one plain sentence: what, where, and what would do.
+
+    shared: every rank raises it alike, so that one of them may speak for all.
+    """
 
     code = 1
+    shared = False
 
 
 class InputError(Failure):
@@ -19,9 +23,11 @@ class Unhealthy(Failure):
     """The run stopped itself (diverged, no labels, disk full) after saving what was good."""
 
     code = 3
+    shared = True
 
 
 class Interrupted(Failure):
     """Told to stop by a signal; saved; the same command goes on."""
 
     code = 75
+    shared = True

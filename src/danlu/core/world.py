@@ -8,12 +8,17 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from danlu.core.errors import Failure
+
+T = TypeVar("T")
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
@@ -59,6 +64,36 @@ def prepare_children(count: int) -> None:
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
+def once(world: World, function: Callable[[], T]) -> T:
+    """What `function` gave on the first rank, on every rank; a Failure there is raised on all of them."""
+    if world.size == 1:
+        return function()
+    told: list[tuple[T | None, Failure | None]] = [(None, None)]
+    if world.first:
+        try:
+            told = [(function(), None)]
+        except Failure as refusal:
+            refusal.shared = True
+            told = [(None, refusal)]
+    dist.broadcast_object_list(told, src=0)
+    value, failure = told[0]
+    if failure is not None:
+        raise failure
+    return cast(T, value)
+
+
+def first_only(world: World, function: Callable[[], T]) -> T | None:
+    """What `function` gave on the first rank; None on the others. A Failure there is raised on all of them."""
+    made: list[T] = []
+    once(world, lambda: made.append(function()))
+    return made[0] if made else None
+
+
+def variables() -> Mapping[str, str]:
+    """The environment of this process, for the record; whoever keeps any of it chooses by name."""
+    return dict(os.environ)
 
 
 def leave() -> None:

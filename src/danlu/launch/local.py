@@ -54,6 +54,8 @@ def _failure(rank: int, code: int) -> Failure:
         return Interrupted("stopped by a signal; saved; the same command goes on")
     if code < 0:
         return Failure(f"rank {rank} was killed by signal {-code}; the other ranks were ended")
-    failure = Failure(f"rank {rank} failed first, with exit code {code} (its message stands above); the others were ended")
+    failure = Failure(
+        f"rank {rank} failed first, with exit code {code} (its message stands above); the others were ended"
+    )
     failure.code = code
     return failure

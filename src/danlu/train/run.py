@@ -18,9 +18,11 @@ from danlu.optim.layer import OptimLayer
 class Run:
     """A model, its three layers, what is asked of it, where batches come from, and how far it has come.
 
+    weights  every weight by name, each once: a tied one has one name
+    frozen   models that are asked but not trained (a reference, a teacher)
     step     updates tried, skipped ones included
     tokens   tokens read, over all ranks, padding left out
-    frozen   models that are asked but not trained (a reference, a teacher)
+    skipped  updates that were not made because a number was not finite
     """
 
     compute: ComputeLayer
@@ -28,7 +30,7 @@ class Run:
     optim: OptimLayer
     objective: Objective
     source: Source
-    parameters: list[nn.Parameter]
+    weights: Mapping[str, nn.Parameter]
     frozen: Mapping[str, Any] = field(default_factory=dict)
     step: int = 0
     tokens: int = 0

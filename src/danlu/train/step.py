@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from danlu.core.batch import Batch
@@ -20,9 +21,11 @@ def step(run: Run, batches: Sequence[Batch]) -> Report:
     start = time.perf_counter()
 
     # Weigh the whole step before its first forward. Every micro-batch on every rank is then divided by the same
-    # totals, so cutting the batch differently changes nothing.
+    # totals, so cutting the batch differently changes nothing. (Tokens are counted on the way, for the log.)
     micros = [objective.enrich(memory.fetch(batch), run.frozen) for batch in batches]
-    weights = compute.total(sum((objective.count(micro) for micro in micros), Terms()))
+    counted = Terms(tokens=torch.tensor(run.source.tokens))
+    weights = compute.total(sum((objective.count(micro) for micro in micros), counted))
+    tokens = weights.pop("tokens")
 
     def loss(out: Output, batch: Batch) -> tuple[Tensor, Terms]:
         terms = objective.loss(out, batch) / weights
@@ -34,15 +37,14 @@ def step(run: Run, batches: Sequence[Batch]) -> Report:
         losses = compute.total(sum(compute.forward_backward(micros, loss), weights.zeros()))
 
     # Update, unless some rank met a number that is not one.
-    norm = compute.norm(run.parameters)
+    norm = compute.norm(run.weights.values())
     sound = compute.agree(losses.total().isfinite() & norm.isfinite())
     if sound:
         optim.clip(norm)
         optim.step(run.step + 1)
     optim.zero()
 
-    tokens = run.source.tokens
-    run.advance(sound=sound, tokens=tokens)
+    run.advance(sound=sound, tokens=int(tokens))
     return Report(
         step=run.step,
         losses=losses,
@@ -50,7 +52,7 @@ def step(run: Run, batches: Sequence[Batch]) -> Report:
         norm=norm,
         sound=sound,
         learning_rate=optim.rate(run.step),
-        tokens=tokens,
+        tokens=int(tokens),
         samples=tuple(sample for batch in batches for sample in batch.samples),
         seconds=time.perf_counter() - start,
     )

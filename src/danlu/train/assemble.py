@@ -1,0 +1,209 @@
+"""A recipe becomes a run. The only place that knows the order:
+
+tokenizer -> data -> model on no memory -> shard -> memory -> initial or given weights -> the three layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from danlu.compute.layer import ComputeLayer
+from danlu.compute.mesh import Parallel
+from danlu.compute.shard import materialise, shard
+from danlu.core import device as devices
+from danlu.core.errors import InputError
+from danlu.core.world import World
+from danlu.data.source import Held, Rows
+from danlu.data.tokenizer import Tokenizer
+from danlu.data.tokenizer import load as load_tokenizer
+from danlu.memory.layer import MemoryLayer
+from danlu.memory.plan import Footprint, rows_that_fit
+from danlu.memory.precision import Precision, choose
+from danlu.models import weights
+from danlu.models.count import parameters as count_parameters
+from danlu.models.families import Family, Pretrained, check_vocabulary, read_config
+from danlu.models.shape import Shape
+from danlu.models.stack import plain
+from danlu.models.start import fill
+from danlu.optim.layer import OptimLayer
+from danlu.recipe.recipe import Recipe
+from danlu.train.data import open_sets
+from danlu.train.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Materials:
+    """Everything a run is made of, before any weight has memory: what `check` shows and `build` puts together.
+
+    recipe   resolved: no `auto` is left
+    total    updates of the whole run
+    start    the folder that the weights come from; None: they are drawn
+    """
+
+    recipe: Recipe
+    world: World
+    device: torch.device
+    precision: Precision
+    tokenizer: Tokenizer
+    family: Family
+    start: Path | None
+    rows: Rows
+    held: Held | None
+    total: int
+    footprint: Footprint
+    data_id: str
+
+    @property
+    def micros(self) -> int:
+        """Micro-batches of an update on each rank."""
+        batch = self.recipe.batch
+        return batch.global_batch_size // self.world.size // int(batch.micro_batch_size)
+
+
+def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Callable[[str], None]) -> Materials:
+    """Everything that can be known before weights have memory, each `auto` settled and each size checked."""
+    precision = choose(recipe.memory.precision, device)
+    parallel = recipe.parallel.over(world.size)
+    tokenizer = load_tokenizer(recipe.data.tokenizer)
+    family, start = _family(recipe, tokenizer)
+    shape = family.shape()
+    footprint = _footprint(shape, recipe.data.sequence_length, precision)
+    micro = _micro_batch(recipe, parallel, footprint, device)
+    data = recipe.data
+    cache = Path(recipe.folder) / ".cache"
+    sets = open_sets(data, tokenizer, vocab_size=shape.vocab_size, cache=cache, world=world, announce=announce)
+    common: dict[str, Any] = {
+        "sequence_length": data.sequence_length,
+        "pad_id": tokenizer.pad_id,
+        "packing": data.packing,
+        "vocab_size": shape.vocab_size,
+        "rank": world.rank,
+        "size": world.size,
+        "pin": device.type == "cuda",
+    }
+    rows = Rows(
+        sets.train,
+        global_batch_size=recipe.batch.global_batch_size,
+        seed=recipe.seed,
+        epochs=recipe.num_train_epochs,
+        workers=data.workers,
+        prefetch=data.prefetch,
+        **common,
+    )
+    held = Held(sets.validation, batch_size=micro, **common) if sets.validation else None
+    resolved = replace(
+        recipe,
+        model=family if start is None else recipe.model,
+        batch=replace(recipe.batch, micro_batch_size=micro),
+        memory=replace(recipe.memory, precision=precision.name),
+        parallel=parallel,
+    )
+    return Materials(
+        recipe=resolved,
+        world=world,
+        device=device,
+        precision=precision,
+        tokenizer=tokenizer,
+        family=family,
+        start=start,
+        rows=rows,
+        held=held,
+        total=_updates(recipe, rows),
+        footprint=footprint,
+        data_id=sets.identity,
+    )
+
+
+def build(materials: Materials) -> Run:
+    """The run at its first step: weights have memory and values, the three layers hold them."""
+    recipe, world, device = materials.recipe, materials.world, materials.device
+    with torch.device("meta"):
+        model = materials.family.build()
+    if world.size > 1:
+        shard(model, model.blocks.values(), mesh=recipe.parallel.mesh(device.type))
+    materialise(model, device=device, dtype=materials.precision.weights)
+    if materials.start is None:
+        fill(model, recipe.seed)
+    else:
+        weights.copy(model, weights.load(materials.start)[1])
+    named = {plain(name): parameter for name, parameter in model.named_parameters()}
+    return Run(
+        compute=ComputeLayer(model, world=world, device=device),
+        memory=MemoryLayer(device=device, precision=materials.precision),
+        optim=OptimLayer(recipe.optimizer, named.items(), total=materials.total),
+        objective=recipe.objective,
+        source=materials.rows,
+        weights=named,
+    )
+
+
+def _family(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Family, Path | None]:
+    """The model's family with its vocabulary settled, and where its weights come from."""
+    start = None
+    if isinstance(recipe.model, Pretrained):
+        start = Path(recipe.model.from_)
+        family: Family = read_config(start)
+    else:
+        family = recipe.model
+    if family.vocab_size == "auto":
+        family = replace(family, vocab_size=tokenizer.vocab_size)
+    check_vocabulary(family, tokenizer.vocab_size, tokenizer=recipe.data.tokenizer)
+    positions = family.shape().max_positions
+    if recipe.data.sequence_length > positions:
+        raise InputError(
+            f"data.sequence_length is {recipe.data.sequence_length}, but the model has {positions} positions"
+        )
+    return family, start
+
+
+def _updates(recipe: Recipe, rows: Rows) -> int:
+    """Updates of the whole run, from whichever of the three lengths the recipe gives."""
+    if recipe.max_steps is not None:
+        return recipe.max_steps
+    if recipe.max_tokens is not None:
+        return math.ceil(recipe.max_tokens / (recipe.batch.global_batch_size * recipe.data.sequence_length))
+    assert rows.updates is not None
+    return rows.updates
+
+
+def _footprint(shape: Shape, sequence_length: int, precision: Precision) -> Footprint:
+    return Footprint(
+        parameters=count_parameters(shape),
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.inner_size,
+        layers=shape.layers,
+        query_size=shape.heads * shape.head_dim,
+        key_size=shape.key_value_heads * shape.head_dim,
+        sequence_length=sequence_length,
+        product_bytes=precision.products.itemsize,
+        weight_bytes=precision.weights.itemsize,
+    )
+
+
+def _micro_batch(recipe: Recipe, parallel: Parallel, footprint: Footprint, device: torch.device) -> int:
+    """Rows of one forward: the recipe's, or as many as fit. Refused where they do not divide a rank's share."""
+    ranks = parallel.ranks
+    batch = recipe.batch
+    if batch.global_batch_size % ranks:
+        raise InputError(
+            f"batch.global_batch_size is {batch.global_batch_size}, which {ranks} ranks cannot share evenly; "
+            f"{-(-batch.global_batch_size // ranks) * ranks} would do"
+        )
+    share = batch.global_batch_size // ranks
+    if batch.micro_batch_size == "auto":
+        free = devices.memory(device).free // (ranks if device.type == "cpu" else 1)
+        return rows_that_fit(footprint, rows=share, free_bytes=free, shards=int(parallel.shard))
+    if share % batch.micro_batch_size:
+        would = [size for size in range(1, share + 1) if share % size == 0]
+        raise InputError(
+            f"batch.micro_batch_size is {batch.micro_batch_size}, which does not divide the {share} rows of a rank; "
+            f"one of {', '.join(map(str, would))} would do"
+        )
+    return batch.micro_batch_size

@@ -1,0 +1,113 @@
+"""A run begins: its folder is opened and compared with what is asked, and what watches it is told of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+from danlu.checkpoint.load import Found, candidates
+from danlu.core import world as worlds
+from danlu.core.config import differences
+from danlu.core.errors import InputError
+from danlu.core.log import logger
+from danlu.core.paths import RunFolder, write_whole
+from danlu.models import attention, count
+from danlu.monitor import environment
+from danlu.monitor.watch import Guard, Plan, Watch, watch
+from danlu.recipe.recipe import Recipe, resumes
+from danlu.recipe.yaml import load
+from danlu.train.assemble import Materials
+from danlu.train.run import Run
+
+
+def open_folder(recipe: Recipe, folder: RunFolder, *, restart: bool, announce: Callable[[str], None]) -> Recipe:
+    """The recipe that the run goes by: this one, with every `auto` as it was settled when the run began.
+
+    A folder of another recipe is refused with the differences; those that a run may change on its way are announced.
+    With `restart` the old folder is moved aside first.
+    """
+    if restart and folder.root.exists():
+        aside = folder.root.with_name(f"{folder.root.name}-before-{time.strftime('%Y%m%d-%H%M%S')}")
+        folder.root.rename(aside)
+        announce(f"{folder.root.name}: the old run was moved to {aside}")
+    if not folder.recipe.exists():
+        if candidates(folder.checkpoints):
+            raise InputError(f"{folder.root}: holds checkpoints but no recipe.yaml; put it back, or use --restart")
+        return recipe
+    old = load(str(folder.recipe))
+    for path, before, after in differences(old, recipe):
+        if after == "auto" and not path.startswith("parallel."):
+            recipe = _put(recipe, path.split("."), before)
+    allowed, refused = resumes(old, recipe)
+    if refused:
+        listed = "\n".join(f"  {path}: {before} there, {after} now" for path, before, after in refused)
+        raise InputError(
+            f"{folder.root} is the folder of another recipe:\n{listed}\n"
+            "give this run another name, or use --restart to move the old folder aside and begin anew"
+        )
+    for path, before, after in allowed:
+        if not path.startswith("parallel."):
+            announce(f"{path}: was {before}, is {after} from here on")
+    return recipe
+
+
+def _put(settings: Any, path: list[str], value: Any) -> Any:
+    """The same settings with one field changed, however deep."""
+    assert is_dataclass(settings) and not isinstance(settings, type)
+    first, *rest = path
+    inner = _put(getattr(settings, first), rest, value) if rest else value
+    return replace(settings, **{first: inner})
+
+
+def open_watch(
+    run: Run, materials: Materials, folder: RunFolder, found: Found | None, *, room: Callable[[int], str]
+) -> Watch | Guard:
+    """What watches the run, told of its length and cost; the record of this start is written."""
+    recipe, shape = materials.recipe, materials.family.shape()
+    held = materials.held is not None
+    made = watch(
+        recipe.monitor,
+        folder,
+        Plan(
+            total_steps=materials.total,
+            start_step=run.step,
+            tokens=run.tokens,
+            flops_per_token=count.flops_per_token(shape, recipe.data.sequence_length),
+            dtype=materials.precision.products,
+            eval_steps=recipe.evaluate.eval_steps if held else None,
+            save_steps=recipe.checkpoint.save_steps,
+            steps_per_epoch=materials.rows.rows / recipe.batch.global_batch_size,
+            micro_batch_size=int(recipe.batch.micro_batch_size),
+            workers=recipe.data.workers,
+            prefetch=recipe.data.prefetch,
+            title=recipe.name,
+        ),
+        world=materials.world,
+        device=materials.device,
+    )
+    if materials.world.first:
+        # weights and two moments; plus what is small
+        logger.info("%s", room(3 * count.parameters(shape) * materials.precision.weights.itemsize))
+        packed = attention.choose(materials.device, materials.precision.products, recipe.data.sequence_length)
+        facts = environment.environment(
+            device=materials.device,
+            world_size=materials.world.size,
+            precision=materials.precision.name,
+            attention=f"causal: scaled_dot_product_attention; packed rows: {packed}",
+            data_id=materials.data_id,
+            variables=worlds.variables(),
+        )
+        write_whole(folder.environment, environment.content(facts))
+    if found is not None and (there := found.manifest.facts.get("data_id")) != materials.data_id:
+        raise InputError(
+            f"{folder.root}: the training data is not what it was when the run began (id {materials.data_id}, then "
+            f"{there}); put the old text back, or use --restart to begin anew"
+        )
+    if found is None:
+        made.event("started", total_steps=materials.total, world=materials.world.size)
+    else:
+        made.event("resumed", checkpoint=found.path.name, skipped=list(found.skipped), world=materials.world.size)
+        logger.info("%s: going on after update %d of %d", folder.root, run.step, materials.total)
+    return made

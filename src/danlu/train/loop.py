@@ -1,0 +1,184 @@
+"""Round the step: where a run begins, what happens between two updates, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from danlu.checkpoint.load import Found, newest
+from danlu.checkpoint.lock import Lock
+from danlu.checkpoint.save import NotSaved, Outcome, Saver
+from danlu.core import device as devices
+from danlu.core import log
+from danlu.core import world as worlds
+from danlu.core.contracts import Signal
+from danlu.core.errors import Interrupted, Unhealthy
+from danlu.core.log import logger
+from danlu.core.paths import RunFolder
+from danlu.core.world import World
+from danlu.eval.perplexity import Stopping, evaluate
+from danlu.monitor.watch import Guard, Watch
+from danlu.recipe import yaml
+from danlu.recipe.recipe import Recipe
+from danlu.train.assemble import Materials, build, gather
+from danlu.train.begin import open_folder, open_watch
+from danlu.train.finish import finish
+from danlu.train.run import Run
+from danlu.train.signals import Told, listening
+from danlu.train.state import restore, snapshot
+from danlu.train.step import step
+
+
+def train(recipe: Recipe, *, restart: bool = False) -> RunFolder:
+    """The recipe's run has come to its end; gives its folder.
+
+    Goes on from the newest whole checkpoint where the folder holds one. Raises InputError before anything is started,
+    Unhealthy after saving what was good, Interrupted when a signal ended it and everything is saved.
+    """
+    world = worlds.here()
+    log.start(rank=world.rank, size=world.size)
+    with listening() as told:
+        device = devices.choose(local_rank=world.local_rank)
+        worlds.join(world, backend=devices.backend_for(device))
+        try:
+            return _train(yaml.complete(recipe), told, world=world, device=device, restart=restart)
+        finally:
+            worlds.leave()
+
+
+def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, restart: bool) -> RunFolder:
+    folder = RunFolder(recipe.run_folder)
+    recipe = worlds.once(world, lambda: open_folder(recipe, folder, restart=restart, announce=logger.info))
+    with _locked(folder, world):
+        found = worlds.once(world, lambda: newest(folder.checkpoints))
+        materials = gather(recipe, world=world, device=device, announce=logger.info)
+        if found is not None and found.step >= materials.total and folder.model.exists():
+            logger.info("%s: this run is finished (%d updates); --restart begins it anew", folder.root, found.step)
+            return folder
+        run = build(materials)
+        if found is not None:
+            restore(run, found)
+        if world.first:
+            folder.root.mkdir(parents=True, exist_ok=True)
+            yaml.save(materials.recipe, folder.recipe)
+        Loop(run, materials, folder, told, found).go()
+    return folder
+
+
+@contextmanager
+def _locked(folder: RunFolder, world: World) -> Iterator[None]:
+    """No other run is at work in the folder; the first rank holds it for all."""
+    lock = worlds.first_only(world, lambda: Lock(folder.lock))
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+class Loop:
+    """One run on its way, with what watches, saves and measures it."""
+
+    def __init__(self, run: Run, materials: Materials, folder: RunFolder, told: Told, found: Found | None) -> None:
+        recipe, world = materials.recipe, materials.world
+        self.run, self.materials, self.recipe, self.folder, self.told = run, materials, recipe, folder, told
+        attempt = worlds.once(world, lambda: secrets.token_hex(8))
+        self.saver = Saver(folder.checkpoints, recipe.checkpoint, rank=world.rank, world=world.size, attempt=attempt)
+        early = recipe.evaluate.early_stopping
+        self.stopping = None if early is None else Stopping(patience=early.patience, min_delta=early.min_delta)
+        if self.stopping is not None and found is not None and found.manifest.facts.get("stopping"):
+            self.stopping.restore(found.manifest.facts["stopping"])
+        self.watch: Watch | Guard = open_watch(run, materials, folder, found, room=self.saver.room)
+        self.stopped_early = False
+
+    def go(self) -> None:
+        """Update after update, to the end."""
+        try:
+            gc.freeze()  # what assembling left behind need not be looked through again by every collection
+            while self.run.step < self.materials.total and not self.stopped_early:
+                self._update()
+            self._settle(self.saver.finish())
+            finish(self.run, self.materials, self.folder, self.watch)
+        except BaseException as cause:
+            self.saver.abandon()
+            self.watch.event("stopped", cause=str(cause) or type(cause).__name__)
+            raise
+        finally:
+            self.run.source.close()
+            self.watch.close()
+
+    def _update(self) -> None:
+        """One update, and what is due after it: evaluate, save, leave."""
+        run, settings, step_now = self.run, self.recipe, self.run.step + 1
+        if not run.step and run.compute.largest(bool(self.told)):
+            raise Interrupted(f"stopped by {self.told.by or 'a signal'} before the first update; nothing to save yet")
+        report = step(run, run.source.take(self.materials.micros))
+        signal = self.watch(replace(report, data_seconds=run.source.waited))
+        signal = Signal(run.compute.largest(Signal.LEAVE if self.told else signal))
+        last = step_now >= self.materials.total
+        save = last or step_now % settings.checkpoint.save_steps == 0
+        # A checkpoint that may be kept as the best is measured.
+        measure = last or step_now % settings.evaluate.eval_steps == 0 or (save and settings.checkpoint.keep_best > 0)
+        loss = self._evaluate() if measure and self.materials.held and signal < Signal.STOP else None
+        if save or signal is not Signal.GO or self.stopped_early:
+            self._save(loss, wait=signal >= Signal.STOP)
+        if signal is Signal.STOP:
+            raise Unhealthy(self.watch.cause or "another rank found the run not healthy; its message says why")
+        if signal is Signal.LEAVE:
+            raise Interrupted(
+                f"stopped by {self.told.by or 'a signal'} after update {run.step}, and saved; the same command goes on"
+            )
+
+    def _evaluate(self) -> float:
+        """The loss over the whole validation set; early stopping has seen it."""
+        run, held = self.run, self.materials.held
+        assert held is not None
+        with self.watch.pause("evaluate"):
+            with run.memory.policy():
+                found = evaluate(
+                    lambda batch: run.compute.forward(batch),
+                    (run.memory.fetch(batch) for batch in held),
+                    run.objective,
+                    run.compute.total,
+                    model=run.compute.model,
+                    frozen=run.frozen,
+                )
+            self.watch.evaluated(run.step, found.loss)
+        if self.stopping is not None and self.stopping.see(run.step, found.loss):
+            self.stopped_early = True
+            self.watch.event(
+                "early_stop",
+                cause=f"no gain in {self.stopping.patience} evaluations",
+                best_step=self.stopping.best_step,
+            )
+            logger.info("stopped early: the evaluation loss has not fallen since step %d", self.stopping.best_step)
+        return found.loss
+
+    def _save(self, loss: float | None, *, wait: bool) -> None:
+        """The run is saved, or will be in the background; what became of saves that are done is told."""
+        facts = {
+            "data_id": self.materials.data_id,
+            "total": self.materials.total,
+            "stopping": self.stopping.state() if self.stopping else None,
+        }
+        metric = loss if loss is not None and torch.tensor(loss).isfinite() else None
+        with self.watch.pause("save"):
+            done = self.saver.save(snapshot(self.run, facts=facts, metric=metric))
+            if wait:
+                done += self.saver.finish()
+        self._settle(done)
+
+    def _settle(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, NotSaved):
+                self.watch.event("not_saved", step=outcome.step, cause=outcome.message)
+                logger.warning("step %d was not saved: %s", outcome.step, outcome.message)
+            else:
+                self.watch.event(
+                    "saved", step=outcome.step, path=str(outcome.path), stall_seconds=outcome.stall_seconds
+                )

@@ -1,0 +1,91 @@
+"""What a checkpoint holds of a run, and a run gone back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from danlu.checkpoint.load import Found, Want, read, streams
+from danlu.checkpoint.save import Piece, Snapshot
+from danlu.checkpoint.shard import DTYPES
+from danlu.compute.shard import Slice, held, like
+from danlu.core.errors import InputError
+from danlu.train.run import Run
+
+WEIGHTS, MOMENTS = "weights/", "optimizer/"  # before a weight's name; before a moment's kind and its weight's name
+RANDOM = "torch"  # nothing of ours draws from torch's own stream; it is kept for parts that outsiders bring
+
+
+def snapshot(run: Run, *, facts: Mapping[str, Any], metric: float | None) -> Snapshot:
+    """All that the run needs to go on from here; what many ranks hold is given by the first of them."""
+    slices = {key: part for key, part in _slices(run).items() if part.first and part.local.numel()}
+    counters = {"step": run.step, "tokens": run.tokens, "skipped": run.skipped, "source": run.source.state()}
+    return Snapshot(
+        step=run.step,
+        pieces={key: Piece(tensor=part.local, shape=part.shape, offset=part.offset) for key, part in slices.items()},
+        facts={**facts, "run": counters},
+        streams={RANDOM: torch.get_rng_state()},
+        metric=metric,
+    )
+
+
+def restore(run: Run, found: Found) -> None:
+    """The run is where it was when the checkpoint was made: weights, moments, position, counters, random streams.
+
+    Everything is matched by name; what is missing, unknown or of another shape is refused, all in one message.
+    """
+    weights = {WEIGHTS + name: held(parameter, rank=0) for name, parameter in run.weights.items()}
+    wanted = {
+        key: Want(part.shape, part.offset, tuple(part.local.shape), part.local.dtype) for key, part in weights.items()
+    }
+    stored = {part.name: part for table in found.tables for part in table.pieces}
+    for key, part in stored.items():
+        if key.startswith(MOMENTS) and (weight := weights.get(WEIGHTS + _weight_of(key))):
+            cut = part.shape == weight.shape  # a moment is cut as its weight is; a counter is whole everywhere
+            local, offset = (tuple(weight.local.shape), weight.offset) if cut else (part.shape, (0,) * len(part.shape))
+            wanted[key] = Want(part.shape, offset, local, DTYPES[part.dtype])
+    tensors = read(found, wanted)
+    moments = {}
+    for key, tensor in tensors.items():
+        if key in weights:
+            weights[key].local.copy_(tensor)
+        else:
+            parameter = run.weights[_weight_of(key)]
+            there = tensor.to(run.compute.device) if tensor.dim() else tensor
+            moments[key.removeprefix(MOMENTS)] = like(there, parameter.detach())
+    run.optim.restore(moments)
+    _restore_counters(run, found)
+
+
+def restore_weights(run: Run, found: Found) -> None:
+    """The weights are the checkpoint's; nothing else has moved."""
+    weights = {WEIGHTS + name: held(parameter, rank=0) for name, parameter in run.weights.items()}
+    wanted = {key: Want(p.shape, p.offset, tuple(p.local.shape), p.local.dtype) for key, p in weights.items()}
+    others = {part.name for table in found.tables for part in table.pieces} - wanted.keys()
+    for key, tensor in read(found, wanted, elsewhere=others).items():
+        weights[key].local.copy_(tensor)
+
+
+def _restore_counters(run: Run, found: Found) -> None:
+    try:
+        counters = found.manifest.facts["run"]
+        run.step, run.tokens, run.skipped = counters["step"], counters["tokens"], counters["skipped"]
+        run.source.seek(counters["source"])
+    except KeyError as error:
+        raise InputError(f"{found.path}: its facts hold no {error}; it was not written by a run of danlu") from None
+    states = streams(found, run.compute.world.rank, run.compute.world.size)
+    if states is not None:
+        torch.set_rng_state(states[RANDOM])
+
+
+def _slices(run: Run) -> dict[str, Slice]:
+    rank = run.compute.world.rank
+    weights = {WEIGHTS + name: held(parameter, rank=rank) for name, parameter in run.weights.items()}
+    return weights | {MOMENTS + key: held(value, rank=rank) for key, value in run.optim.state().items()}
+
+
+def _weight_of(key: str) -> str:
+    """optimizer/exp_avg/blocks.0.norm.weight -> blocks.0.norm.weight"""
+    return key.split("/", 2)[-1]
