@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from danlu.core.errors import InputError
 KINDS = ("cuda", "mps", "cpu")  # the order in which ``choose`` prefers them; "cuda" is AMD's too
 
 TERA = 1e12
+TRIALS = 3  # of each measurement the best counts: others may use the machine meanwhile
 T = TypeVar("T")
 # Dense peaks (no sparsity) in TFLOP/s: bf16, fp16, tf32, fp32, fp8. None: the device has no such unit. Matched against
 # the whole name that the driver gives, so that slices (MIG), laptop and cut-down editions are unknown, not wrong.
@@ -62,6 +64,7 @@ TF32 = 2
 class Abilities:
     """What a device can do, asked once at the start, so that nothing fails deep in the first step.
 
+    bf16, fp16, fp8   whether the device multiplies them itself; what it can only emulate, slowly, it cannot
     attention   the kernels that plain causal attention may use there, fastest first
     attention_packed   the same for packed documents: "varlen" and "flex" run kernels, "mask" is a dense mask
     pinned      whether copies from pinned memory overlap with work
@@ -152,8 +155,8 @@ def abilities(device: torch.device) -> Abilities:
         kind=device.type,
         name=name_of(device),
         count=1,
-        bf16=cpu or _works(device, torch.bfloat16),
-        fp16=not cpu,  # on a CPU it computes, some hundred times slower than bf16 (measured), so it counts as absent
+        bf16=_multiplies_bf16() if cpu else _works(device, torch.bfloat16),
+        fp16=not cpu,  # a CPU emulates it, some hundred times slower than bf16 (measured)
         fp8=False,
         fused_adamw=True,
         attention=("flash", "math") if cpu else ("math",),
@@ -189,24 +192,25 @@ def known_peak(name: str, dtype: torch.dtype, *, tf32: bool = False) -> float | 
 
 @functools.cache
 def measure_peak(dtype: torch.dtype, threads: int, *, seconds: float = 0.2) -> float | None:
-    """The best rate, FLOP/s, of square matrix products on the CPU within about this time; None if the dtype cannot.
+    """The best rate, FLOP/s, of square matrix products on the CPU, in about this time; None if it has no such product.
 
     ``threads`` is torch's number of threads, and only part of the key by which the figure is kept.
     """
     del threads
+    best, size = 0.0, 256
     try:
-        size, best = 128, 0.0
-        spent = 0.0
         with torch.no_grad():
-            while spent < seconds:
+            while True:
                 left = torch.ones(size, size, dtype=dtype)
-                torch.mm(left, left)  # the first product of a size also prepares its kernel
-                took = _fastest(lambda left=left: torch.mm(left, left), least=seconds / 8)  # type: ignore[misc]
+                product = torch.empty_like(left)
+                torch.mm(left, left, out=product)  # the first product of a size also prepares its kernel
+                took = _fastest(partial(torch.mm, left, left, out=product), least=seconds / 8, most=seconds / 2)
                 best = max(best, 2 * size**3 / took)
-                spent += max(took, seconds / 8)
-                if took * 12 < seconds:  # twice the size is eight times the work
-                    size = min(2 * size, 2048)
-        return best
+                # Twice the size is eight times the work. Small ones say little: where others use the machine too, the
+                # threads of a short product wait for each other longer than they work.
+                if took > seconds / 4 or size == 4096:
+                    return best
+                size *= 2
     except RuntimeError:
         return None
 
@@ -215,7 +219,7 @@ def bytes_per_second(*, megabytes: int = 64) -> float:
     """How fast the CPU copies memory: bytes read and written a second, best of a few copies."""
     source = torch.zeros(megabytes * 2**20, dtype=torch.uint8)
     target = torch.empty_like(source)
-    return 2 * source.numel() / _fastest(lambda: target.copy_(source), least=0.1)
+    return 2 * source.numel() / _fastest(lambda: target.copy_(source), least=0.1, most=0.5)
 
 
 def memory(device: torch.device) -> Memory:
@@ -309,21 +313,27 @@ class Energy:
         return (self._clock(), sum(known) / 1e6) if known and len(known) == len(values) else None
 
 
+def _multiplies_bf16() -> bool:
+    """Whether the CPU has instructions for it."""
+    can = _try(torch.cpu.get_capabilities) or {}
+    return any(bool(can.get(name)) for name in ("avx512_bf16", "amx_bf16", "avx10_1", "bf16", "sve_bf16"))
+
+
 def _works(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a small matrix product runs there in this dtype."""
     ones = lambda: torch.ones(8, 8, device=device, dtype=dtype)  # noqa: E731
     return _try(lambda: bool((ones() @ ones()).float().sum().item() == 512)) or False
 
 
-def _fastest(work: Callable[[], Any], *, least: float) -> float:
-    """Seconds of the fastest call, over calls for at least this long."""
-    best, start = float("inf"), time.perf_counter()
+def _fastest(work: Callable[[], Any], *, least: float, most: float) -> float:
+    """Seconds of the fastest call, over a few calls and at least this long, but no further call after ``most``."""
+    best, start, calls = float("inf"), time.perf_counter(), 0
     while True:
         before = time.perf_counter()
         work()
         now = time.perf_counter()
-        best = min(best, now - before)
-        if now - start >= least:
+        best, calls = min(best, now - before), calls + 1
+        if now - start >= (least if calls >= TRIALS else most):
             return max(best, 1e-9)
 
 

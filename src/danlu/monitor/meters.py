@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 
 from danlu.core.device import Gauges
 from danlu.core.report import Report
@@ -52,6 +51,7 @@ class Speed:
         self.seconds = 0.0
         self._clock = clock
         self._window: deque[Lap] = deque(maxlen=WINDOW + SETTLING)
+        self._count, self._sum = 0, Lap(0.0, 0.0, 0.0, 0)
         self._mark: float | None = None
         self._out = 0.0  # seconds paused since the mark
         self._depth = 0
@@ -67,6 +67,7 @@ class Speed:
         self.step = report.step
         self.tokens += lap.tokens
         self.seconds += lap.seconds
+        self._add_up()
         return lap
 
     @contextmanager
@@ -85,25 +86,21 @@ class Speed:
                 self.paused[kind] = (times + 1, seconds + took)
 
     @property
-    def recent(self) -> list[Lap]:
-        """The updates that rates are taken over: the last ones, without the process's first if there are enough."""
-        skip = max(0, SETTLING - (self.laps - len(self._window))) if len(self._window) > 2 * SETTLING else 0
-        return list(islice(self._window, skip, None))[-WINDOW:]
+    def measured(self) -> int:
+        """How many updates the rates are taken over: the last ones, without the process's first if there are enough."""
+        return self._count
 
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens a second on all ranks together; None before the first update."""
-        laps = self.recent
-        return sum(lap.tokens for lap in laps) / sum(lap.seconds for lap in laps) if laps else None
+        return self._sum.tokens / self._sum.seconds if self._count else None
 
     @property
     def seconds_left(self) -> float | None:
         """Time to the end: updates at the present pace, and the pauses known to come; None before the first update."""
-        laps = self.recent
-        if not laps:
+        if not self._count:
             return None
-        left = self.total_steps - self.step
-        seconds = left * sum(lap.seconds for lap in laps) / len(laps)
+        seconds = (self.total_steps - self.step) * self._sum.seconds / self._count
         for kind, interval in self.every.items():
             times, spent = self.paused.get(kind, (0, 0.0))
             if times and interval:
@@ -113,16 +110,24 @@ class Speed:
     @property
     def data_wait(self) -> float | None:
         """Share of the time, 0 to 1, that the device waited for data."""
-        laps = self.recent
-        return sum(lap.data_seconds for lap in laps) / sum(lap.seconds for lap in laps) if laps else None
+        return self._sum.data_seconds / self._sum.seconds if self._count else None
 
     @property
     def overhead(self) -> float | None:
         """Share of the time, 0 to 1, that was neither step, nor data, nor pause: what the loop itself costs."""
-        laps = self.recent
-        if not laps:
-            return None
-        return max(0.0, 1 - sum(lap.step_seconds for lap in laps) / sum(lap.seconds for lap in laps))
+        return max(0.0, 1 - self._sum.step_seconds / self._sum.seconds) if self._count else None
+
+    def _add_up(self) -> None:
+        """Added up anew each time, so that no rounding error gathers over a long run."""
+        skip = max(0, SETTLING - (self.laps - len(self._window))) if len(self._window) > 2 * SETTLING else 0
+        laps = list(self._window)[skip:][-WINDOW:]
+        self._count = len(laps)
+        self._sum = Lap(
+            sum([lap.seconds for lap in laps]),
+            sum([lap.step_seconds for lap in laps]),
+            sum([lap.data_seconds for lap in laps]),
+            sum([lap.tokens for lap in laps]),
+        )
 
 
 def mfu(tokens_per_second: float | None, *, flops_per_token: float | None, peak_flops: float | None) -> float | None:
@@ -153,7 +158,7 @@ class DataWait:
             else f"data.workers is {self.workers} on {self.cores} cores, so put the data on a faster disk"
         )
         return (
-            f"The device waited for data during {share:.0%} of the last {len(speed.recent)} updates "
+            f"The device waited for data during {share:.0%} of the last {speed.measured} updates "
             f"(bound: {self.bound:.0%}): {what}, or data.prefetch to {max(2, 2 * self.prefetch)} (now {self.prefetch})."
         )
 

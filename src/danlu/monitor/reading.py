@@ -30,13 +30,13 @@ def read(report: Report) -> Reading:
     """The report's numbers; from a GPU they come in one transfer."""
     names, weighed = sorted(report.losses), sorted(report.weights)
     tensors = [*(report.losses[n] for n in names), *(report.weights[n] for n in weighed), report.norm]
-    if names:
+    if len(names) > 1:
         tensors.append(report.losses.total())
     values = numbers(tensors)
     norm_at = len(names) + len(weighed)
     return Reading(
         report=report,
-        loss=values[-1] if names else math.nan,
+        loss=math.nan if not names else values[0] if len(names) == 1 else values[-1],
         losses=dict(zip(names, values)),
         weights=dict(zip(weighed, values[len(names) :])),
         norm=values[norm_at],
