@@ -29,9 +29,13 @@ class Cut:
 
     def __init__(self, stream: Stream, *, length: int, packing: bool) -> None:
         self.stream, self.length = stream, length
-        self.edges: Array | None = None if packing else _edges(stream, length)
-        self.rows = -(-stream.tokens // length) if self.edges is None else len(self.edges) - 1
-        self.pieces = 0 if self.edges is None else self.rows - len(stream.starts())
+        self.edges: Array | None = None
+        self.rows, self.pieces = -(-stream.tokens // length), 0
+        if not packing:
+            starts = stream.starts()
+            self.edges = _edges(starts, stream.tokens, length)
+            self.rows = len(self.edges) - 1
+            self.pieces = self.rows - len(starts)
 
     def bounds(self, row: int) -> tuple[int, int]:
         """The positions in the stream where a row starts and ends."""
@@ -108,10 +112,9 @@ def stack(
     return Batch(tokens=tokens, labels=labels, positions=positions, documents=documents, packed=packed, samples=samples)
 
 
-def _edges(stream: Stream, length: int) -> Array:
+def _edges(starts: Array, tokens: int, length: int) -> Array:
     """Where rows start that hold one document or a piece of one, and the end of the last: [rows + 1]."""
-    starts = stream.starts()
-    pieces = -(-np.diff(np.append(starts, stream.tokens)) // length)
+    pieces = -(-np.diff(np.append(starts, tokens)) // length)
     first = np.cumsum(pieces) - pieces  # the row in which each document begins
     within = np.arange(pieces.sum()) - np.repeat(first, pieces)
-    return np.append(np.repeat(starts, pieces) + within * length, stream.tokens)
+    return np.append(np.repeat(starts, pieces) + within * length, tokens)

@@ -37,7 +37,7 @@ class Weighted:
 class Corpus:
     """Running text, for pre-training."""
 
-    kind: Literal["corpus"] = "corpus"
+    kind: Literal["corpus"] = setting("corpus", "running text, for pre-training")
     tokenizer: str = setting("byte", "byte, or the path of tokenizer.json, tokenizer.model or a Hugging Face folder")
     train: list[str | Weighted] = setting(doc="raw files or token shards; {path, weight} entries are mixed by weight")
     validation: float | list[str] = setting(
@@ -50,6 +50,10 @@ class Corpus:
     split: Literal["document", "line", "paragraph"] = setting("document", "what of a .txt file is one document")
     text: str = setting("text", "the column or key that holds the text")
     on_bad: Literal["stop", "skip"] = setting("stop", "what to do with a record that cannot be read")
+
+    def __post_init__(self) -> None:
+        if len({isinstance(entry, Weighted) for entry in self.train}) > 1:
+            raise ValueError("data.train: either every entry has a weight, as {path: …, weight: …}, or none has")
 
 
 @dataclass(frozen=True, kw_only=True)

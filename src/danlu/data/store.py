@@ -8,6 +8,8 @@ short under a map ends the process without a word.
 from __future__ import annotations
 
 import os
+import resource
+import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from danlu.files.sidecar import part
 Array = npt.NDArray[np.int64]
 LOOKS = 64  # places of a shard whose ids are looked at when it is opened
 LOOK = 1024  # tokens at each of them
+FILES = 5  # files that an open shard holds: four maps and the handle that ids are read from
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Shards:
     ) -> None:
         if not prefixes:
             raise InputError("there are no token shards to read.")
+        _allow_files(FILES * len(prefixes))
         self.shards = [_Shard(Path(prefix)) for prefix in prefixes]
         self.bounds = [0]
         for shard in self.shards:
@@ -105,18 +109,21 @@ class Shards:
         """Where each document that is not empty starts: 8 bytes a document, so ask only when they are all needed."""
         found = []
         for shard, base in zip(self.shards, self.bounds[:-1], strict=True):
-            starts = np.unique(shard.index.starts(0, shard.index.count)[:-1])
-            found.append(starts[starts < shard.tokens] + base)
+            starts = shard.index.starts(0, shard.index.count)
+            found.append(starts[:-1][np.diff(starts) > 0] + base)
         return np.concatenate(found)
 
     def sample(self, positions: Array) -> Array:
         """The ids at many positions, in the shape given."""
-        flat, found = positions.reshape(-1), np.empty(positions.size, np.int64)
-        owner = np.searchsorted(np.array(self.bounds), flat, side="right") - 1
-        for number in np.unique(owner):
-            chosen = owner == number
-            found[chosen] = self.shards[number].map()[flat[chosen] - self.bounds[number]]
-        return found.reshape(positions.shape)
+        first = bisect_right(self.bounds, int(positions.min())) - 1
+        if positions.max() < self.bounds[first + 1]:
+            return self.shards[first].map()[positions - self.bounds[first]].astype(np.int64)
+        found = np.empty(positions.shape, np.int64)
+        for number in range(first, len(self.shards)):
+            chosen = (positions >= self.bounds[number]) & (positions < self.bounds[number + 1])
+            if chosen.any():
+                found[chosen] = self.shards[number].map()[positions[chosen] - self.bounds[number]]
+        return found
 
     def locate(self, position: int, length: int) -> list[Span]:
         """The pieces of documents that ``length`` tokens from a position on are made of."""
@@ -145,26 +152,26 @@ class _Shard:
         self.tokens = len(self.index.tokens)
         self.file = part(self.index.prefix, ".bin")
         self.handle = os.open(self.file, os.O_RDONLY)
+        self.close = weakref.finalize(self, os.close, self.handle)
         # A memoryview is looked up five times faster than an array, and numpy would copy these arrays whole (they
         # are not aligned) before searching them.
         self.pointers, self.documents = _numbers(self.index.pointers), _numbers(self.index.documents)
 
     def read(self, position: int, length: int) -> tuple[Array, Array]:
         size = self.index.dtype.itemsize
-        content = self._bytes(position * size, length * size)
-        ids = np.frombuffer(content, self.index.dtype).astype(np.int64)
         first = bisect_left(self.pointers, position * size)
-        last = bisect_left(self.pointers, (position + length) * size, first, min(first + length, len(self.pointers)))
-        while last < len(self.pointers) and self.pointers[last] < (position + length) * size:  # many empty documents
-            last = bisect_left(self.pointers, (position + length) * size, last)
-        if first == last:
-            return ids, np.empty(0, np.int64)
-        begin = bisect_left(self.documents, first)
-        sequences = self.index.documents[begin : bisect_left(self.documents, last, begin)]
-        starts = self.index.pointers[sequences] // size - position
-        if starts.size > 1 and (starts[1:] == starts[:-1]).any():  # an empty document starts where the next one does
-            starts = np.unique(starts)
-        return ids, starts
+        last = _reach(self.pointers, (position + length) * size, first, 64)
+        starts: list[int] = []
+        if first < last:
+            begin = bisect_left(self.documents, first)
+            sequences = self.documents[begin : _reach(self.documents, last, begin, last - first)].tolist()
+            # An empty document starts where the next one does.
+            starts = list(dict.fromkeys([self.pointers[sequence] // size - position for sequence in sequences]))
+        return self.ids(position, length), np.array(starts, np.int64)
+
+    def ids(self, position: int, length: int) -> Array:
+        size = self.index.dtype.itemsize
+        return np.frombuffer(self._bytes(position * size, length * size), self.index.dtype).astype(np.int64)
 
     def _bytes(self, offset: int, length: int) -> bytes:
         content = os.pread(self.handle, length, offset)
@@ -196,15 +203,34 @@ class _Shard:
         step = max(LOOK, self.tokens // LOOKS)
         for position in range(0, self.tokens, step):
             length = min(LOOK, self.tokens - position)
-            ids, _ = self.read(position, length)
+            ids = self.ids(position, length)
             if ids.max() >= vocab_size or ids.min() < 0:
                 worst = int(ids.min()) if ids.min() < 0 else int(ids.max())
                 raise InputError(f"{self.file} holds id {worst}, but model.vocab_size is {vocab_size}.")
-
-    def close(self) -> None:
-        os.close(self.handle)
 
 
 def _numbers(array: npt.NDArray[Any]) -> memoryview:
     """An int64 array that need not be aligned, as a sequence of Python integers."""
     return memoryview(array.view(np.uint8)).cast("q")
+
+
+def _reach(numbers: memoryview, value: int, low: int, near: int) -> int:
+    """The first place from ``low`` on whose number is at least ``value``, looked for within ``near`` places first."""
+    high = min(low + near, len(numbers))
+    found = bisect_left(numbers, value, low, high)
+    return found if found < high else bisect_left(numbers, value, high)
+
+
+def _allow_files(count: int) -> None:
+    """So many more files may be open: the soft limit, often 1,024, is raised within the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = len(list(Path("/dev/fd").iterdir()))
+    need = open_now + count + 256  # some for the rest of the run
+    if soft == resource.RLIM_INFINITY or need <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and need > hard:
+        raise InputError(
+            f"{count // FILES} token shards need {need} open files, but the system allows {hard}; "
+            "make fewer and larger shards, or raise the limit (ulimit -Hn)."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 import torch
 
 from danlu.core.batch import IGNORE, Batch
+from danlu.core.config import load
 from danlu.core.errors import Failure, InputError
-from danlu.data.source import Held, Rows, Set
+from danlu.data.source import Corpus, Held, Rows, Set, Weighted
 from danlu.data.store import Array, Shards
 from tests.unit.data.made import documents, shard
 
@@ -216,7 +218,7 @@ def test_waiting_is_measured(make: Any, monkeypatch: pytest.MonkeyPatch) -> None
     inline.take(1)
     assert inline.waited >= 12 * 0.005
     ahead.take(1)
-    time.sleep(0.5)  # a long step: what comes next is ready
+    wait(ahead.ahead)  # a long step: what comes next is ready
     ahead.take(1)
     assert ahead.waited < 0.03
 
@@ -274,3 +276,24 @@ def test_validation_rows_come_once_in_order_on_all_ranks_together(store: Shards,
     tokens = torch.cat([batch.tokens for batch in line])
     assert np.array_equal(tokens[tokens != 999].numpy(), store.read(0, 770)[0])
     assert all(len(batch) == 5 for batch in line)
+
+
+def test_settings_read_as_written() -> None:
+    text = "train: [{path: a, weight: 0.3}, {path: b, weight: 1}]\nvalidation: [c]\nsequence_length: 64\n"
+    settings = load(Corpus, text, file=Path("data.yaml"))
+    assert settings.train == [Weighted(path="a", weight=0.3), Weighted(path="b", weight=1)]
+    assert (settings.validation, settings.sequence_length, settings.packing) == (["c"], 64, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("train: [a, {path: b, weight: 1}]", "either every entry has a weight"),
+        ("train: [{path: a, weight: 0}]", r"weight: must be a number above 0, not 0"),
+        ("train: [a]\nvalidation: 1", r"line 2: validation: must be a number at least 0 and below 1 or a list"),
+        ("train: [a]\nworkers: -1", r"line 2: workers"),
+    ],
+)
+def test_senseless_settings_are_refused(line: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        load(Corpus, line, file=Path("data.yaml"))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -113,3 +115,25 @@ def test_outside_is_refused(tmp_path: Path) -> None:
         Shards([])
     with pytest.raises(InputError, match="empty"):
         Shards([shard(tmp_path / "none", [[], []])])
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/dev/fd").iterdir())) + 128, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_files")
+def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
+    """100 shards hold 500 files, where 128 more were allowed."""
+    store = Shards([shard(tmp_path / str(number), [[number, 0]]) for number in range(100)])
+    assert store.read(0, 200)[0][::2].tolist() == list(range(100))
+    store.close()
+
+
+def test_too_many_shards_are_refused_with_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 300))
+    with pytest.raises(InputError, match=r"100 token shards need .* open files, but the system allows 300"):
+        Shards([tmp_path / str(number) for number in range(100)])
