@@ -49,10 +49,9 @@ def _fields(section: str) -> int:
     columns = shutil.get_terminal_size((120, 24)).columns
     left = max(len(row.path) for row in rows)
     for row in rows:
-        takes = f"{row.takes}; " if row.takes not in ("a section", "null") else ""
-        text = (
-            f"{row.doc} ({takes}default {row.default})" if row.default != "required" else f"{row.doc} ({takes}required)"
-        )
+        takes = [row.takes] if row.takes not in ("a section", "null", row.default) else []
+        facts = [*takes, "required" if row.default == "required" else f"default {row.default}"]
+        text = f"{row.doc} [{'; '.join(facts)}]"
         lines = textwrap.wrap(text.strip(), max(columns - left - 2, 40))
         print(f"{row.path:<{left}}  {lines[0]}")
         for line in lines[1:]:

@@ -182,15 +182,13 @@ class Conversion:
                 return kinds[text]
             self._scalar_kind(written, kinds, f"{path}.kind")
             return None
-        plain = [form for form in forms if not _kinds(form)]
-        for form in plain:
-            if set(node.entries) & {s.name for s in settings_of(form) if s.required} or not kinds:
-                return form
-        if default is not MISSING and type(default) in forms:
-            return type(default)
-        if len(forms) == 1:
-            return forms[0]
-        others = "".join(f", or {s.name}" for form in plain for s in settings_of(form) if s.required)
+        shaped = [form for form in forms if _required(form) and _required(form) <= set(node.entries)]
+        unkinded = [form for form in forms if not _kinds(form)]
+        if type(default) in forms:
+            shaped.append(type(default))
+        if fitting := shaped or (unkinded if len(unkinded) == len(forms) else list(forms) if len(forms) == 1 else []):
+            return fitting[0]
+        others = "".join(f", or {key}" for form in forms for key in sorted(_required(form)))
         self.wrong(node.mark, f"{path}.kind", f"missing; give {' | '.join(kinds)}{others}")
         return None
 
@@ -236,9 +234,10 @@ class Conversion:
         try:
             return form(**values)
         except (ValueError, Failure) as error:
-            inner, colon, text = str(error).partition(": ")
-            own = colon and path and inner.startswith(f"{path}.") and " " not in inner
-            self.wrong(self.marks.get(inner, node.mark), *((inner, text) if own else (path, str(error))))
+            first, _, rest = str(error).partition(": ")  # it may name one of its own settings
+            name = first.removeprefix(f"{path}.")
+            inner, text = (f"{path}.{name}" if path else name, rest) if name in known else (path, str(error))
+            self.wrong(self.marks.get(inner, node.mark), inner, text)
             return Broken(values)
 
     def _not_a_section(self, node: Node, form: type, path: str) -> None:
@@ -339,6 +338,11 @@ def _kinds(form: type) -> tuple[str, ...]:
     """The words that `kind` takes in a settings dataclass; empty where it has none."""
     hint = hints_of(form).get("kind")
     return get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def _required(form: type) -> set[str]:
+    """The keys that a settings dataclass must be given."""
+    return {one.name for one in settings_of(form) if one.required}
 
 
 def _given(node: Node) -> str:

@@ -1,0 +1,231 @@
+"""What must hold between the settings of a recipe is checked, and said with the rest; what is not built is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from danlu.core.config import changed, load
+from danlu.core.errors import InputError
+from danlu.models.families import Pretrained
+from danlu.optim.schedule import Constant
+from danlu.recipe.recipe import Recipe, resumes
+from danlu.recipe.yaml import RULES
+
+FILE = Path("/recipes/mine.yaml")
+WHOLE = """\
+name: mine
+max_steps: 100
+model:
+  kind: llama
+  hidden_size: 64
+  num_attention_heads: 4
+  num_key_value_heads: 2
+  max_position_embeddings: 128
+data:
+  train: [a.txt]
+  sequence_length: 64
+batch:
+  global_batch_size: 12
+  micro_batch_size: 4
+optimizer:
+  schedule:
+    kind: cosine
+    warmup_steps: 10
+"""
+
+
+def read(*typed: str, text: str = WHOLE) -> Recipe:
+    return load(Recipe, text, file=FILE, overrides=typed, rules=RULES, here=Path("/here"))
+
+
+def refusal(*typed: str, text: str = WHOLE) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        read(*typed, text=text)
+    lines = str(caught.value).removeprefix(f"{FILE} ").splitlines()
+    return [line.strip() for line in (lines if len(lines) == 1 else lines[1:])]
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        # values that make no sense
+        (["optimizer.learning_rate=-1"], "optimizer.learning_rate: must be a number at least 0, not -1"),
+        (["batch.global_batch_size=0"], "batch.global_batch_size: must be a whole number at least 1, not 0"),
+        (["batch.micro_batch_size=0"], "batch.micro_batch_size: must be a whole number at least 1 or auto, not 0"),
+        (["optimizer.betas=[0.9, 1.0]"], "optimizer.betas.1: must be a number at least 0 and below 1, not 1.0"),
+        (
+            ["data.validation=1.0"],
+            "data.validation: must be a number at least 0 and below 1 or a list (of a text), not 1.0",
+        ),
+        (["memory.precision=bf17"], "memory.precision: must be auto, fp32, bf16 or fp64, not bf17; did you mean bf16?"),
+        (["seed=-1"], "seed: must be a whole number at least 0, not -1"),
+        # between settings
+        (
+            ["optimizer.schedule.warmup_steps=101"],
+            "optimizer.schedule.warmup_steps: 101 updates of warm-up do not fit in 100; at most 100",
+        ),
+        (
+            ["max_steps=null", "max_tokens=6k"],
+            "optimizer.schedule.warmup_steps: 10 updates of warm-up do not fit in 8; at most 8",
+        ),
+        (
+            ["data.sequence_length=129"],
+            "data.sequence_length: 129 is more than the model reads "
+            "(model.max_position_embeddings is 128); at most that",
+        ),
+        (
+            ["model.num_attention_heads=6", "model.num_key_value_heads=3"],
+            "model.num_attention_heads: 6 heads do not divide model.hidden_size 64; give one of 1, 2, 4, 8, 16, 32, 64",
+        ),
+        (
+            ["model.num_key_value_heads=3"],
+            "model.num_key_value_heads: 3 do not divide 4 attention heads; give one of 1, 2, 4",
+        ),
+        (
+            ["batch.micro_batch_size=5"],
+            "batch.micro_batch_size: 5 does not divide 12 rows of an update; give one of 1, 2, 3, 4, 6, 12, or auto",
+        ),
+        (
+            ["parallel.replicate=4"],
+            "batch.micro_batch_size: 4 does not divide the 3 rows of one rank; give one of 1, 3, or auto",
+        ),
+        (["parallel.shard=5"], "parallel.shard: 5 ranks cannot share 12 rows (batch.global_batch_size) evenly"),
+        (["max_steps=null"], "max_steps: missing; give exactly one of max_steps, num_train_epochs, max_tokens"),
+        (
+            ["num_train_epochs=2"],
+            "num_train_epochs: a second answer to how long the run is; keep one, and set the other to null "
+            "(max_steps=null)",
+        ),
+        (["data.train=[]"], "data.train: is empty; name at least one file, folder or shard"),
+        (["name=a/b"], "name: must be a plain folder name (no slash, no dot or hyphen in front), not 'a/b'"),
+        (["name=.."], "name: must be a plain folder name (no slash, no dot or hyphen in front), not '..'"),
+        (
+            ["data.validation=0", "evaluate.early_stopping.patience=3"],
+            "evaluate.early_stopping: needs held-out text; "
+            "set data.validation to a share like 0.05, or a list of files",
+        ),
+        (
+            ["checkpoint.publish=best", "checkpoint.keep_best=0"],
+            "checkpoint.publish: the best weights are published only if they are kept; set checkpoint.keep_best to 1",
+        ),
+        (
+            ["model.vocab_size=100"],
+            "model.vocab_size: 100 is fewer than the byte tokenizer's 258 ids; give that, or auto",
+        ),
+        (
+            ["checkpoint.keep_last=0"],
+            "checkpoint.keep_last: 0 would keep nothing to go on from; give 1 or more, or -1 to keep all",
+        ),
+        (["format=2"], "format: must be 1, not 2"),
+        # known, and not built yet
+        (["optimizer.kind=lamb"], "optimizer.kind: lamb is not built yet; adamw is"),
+        (["optimizer.kind=adam"], "optimizer.kind: must be adamw, not adam; did you mean adamw?"),
+        (
+            ["optimizer.schedule={kind: wsd, stable_steps: 3}"],
+            "optimizer.schedule.kind: wsd is not built yet; cosine and linear and constant are",
+        ),
+        (["memory.precision=fp16"], "memory.precision: fp16 is not built yet; fp32 and bf16 and auto are"),
+        (["memory.recompute=full"], "memory.recompute: full is not built yet; none is"),
+        (["memory.offload=[optimizer]"], "memory.offload: not built yet; [] is"),
+        (["parallel.tensor=2"], "parallel.tensor: 2 is not built yet; 1 is"),
+        (["parallel.pipeline=2"], "parallel.pipeline: 2 is not built yet; 1 is"),
+        (["parallel.context=2"], "parallel.context: 2 is not built yet; 1 is"),
+        (["parallel.expert=2"], "parallel.expert: 2 is not built yet; 1 is"),
+        (["parallel=auto"], "parallel: auto is not built yet; give parallel: {shard: auto}"),
+        (["adapter={kind: lora, r: 8}"], "adapter: not built yet; leave adapter out, or null"),
+        (["data.kind=chats"], "data.kind: chats is not built yet; corpus is"),
+        (["objective.kind=dpo"], "objective.kind: dpo is not built yet; causal is"),
+        (["monitor.wandb=true"], "monitor.wandb: true is not built yet; false is"),
+        (["monitor.profile=3"], "monitor.profile: 3 is not built yet; null is"),
+        (
+            ["batch.global_batch_tokens=1M"],
+            "batch.global_batch_tokens: 1M is not built yet; give batch.global_batch_size, in rows",
+        ),
+        (
+            ["model={kind: mine.py:Mamba}"],
+            "model.kind: parts of your own (mine.py:Mamba) are not built yet; llama | gpt2 | pretrained are",
+        ),
+        # unknown names
+        (["optimizer.learning_rte=1"], "optimizer.learning_rte: unknown key; did you mean optimizer.learning_rate?"),
+        (["learning_rate=1e-3"], "learning_rate: unknown key; it belongs elsewhere: optimizer.learning_rate"),
+        (["warmup_steps=1"], "warmup_steps: unknown key; it belongs elsewhere: optimizer.schedule.warmup_steps"),
+        (["model.hidden-size=64"], "model.hidden-size: unknown key; did you mean model.hidden_size?"),
+        (["model.n_layer=2"], "model.n_layer: unknown key; it is a key of kind: gpt2, not of kind: llama"),
+        (
+            ["per_device_train_batch_size=4"],
+            "per_device_train_batch_size: unknown key; here it is batch.micro_batch_size",
+        ),
+        (["cutoff_len=64"], "cutoff_len: unknown key; here it is data.sequence_length"),
+        (["lora_r=8"], "lora_r: unknown key; here it is adapter.r (not built yet)"),
+        (["bf16=true"], "bf16: unknown key; here it is memory.precision: bf16"),
+        (["optimizer.params.lr=1"], "optimizer.params.lr: unknown key; here it is optimizer.learning_rate"),
+        (["training.seq_len=64"], "training.seq_len: unknown key; here it is data.sequence_length"),
+        (
+            ["tensor-model-parallel-size=2"],
+            "tensor-model-parallel-size: unknown key; here it is parallel.tensor (not built yet)",
+        ),
+    ],
+)
+def test_each_is_refused_in_one_line_that_says_what_would_do(typed: list[str], says: str) -> None:
+    [said] = refusal(*typed)
+    where, _, text = said.partition(": ")
+    assert text == says
+    assert where.startswith(("line", "command line"))
+
+
+def test_lines_of_the_file_are_named() -> None:
+    text = WHOLE.replace("warmup_steps: 10", "warmup_steps: 1000").replace("global_batch_size: 12", "global_batch: 12")
+    assert refusal("optimizer.weight_decay=x", text=text) == [
+        "line 13: batch.global_batch: unknown key; did you mean batch.global_batch_size?",
+        "line 18: optimizer.schedule.warmup_steps: 1000 updates of warm-up do not fit in 100; at most 100",
+        "command line: optimizer.weight_decay: must be a number at least 0, not x",
+    ]
+
+
+def test_both_precisions_at_once_are_two_unknown_keys() -> None:
+    assert refusal("bf16=true", "fp16=true", text=WHOLE) == [
+        "command line: bf16: unknown key; here it is memory.precision: bf16",
+        "command line: fp16: unknown key; here it is memory.precision: fp16 (not built yet)",
+    ]
+
+
+def test_what_is_right_is_read() -> None:
+    recipe = read("optimizer.schedule={kind: constant}", "model={from: x}", "max_steps=null", "max_tokens=1.5M")
+    assert recipe.model == Pretrained(from_="/here/x")
+    assert recipe.optimizer.schedule == Constant()
+    assert recipe.max_tokens == 1_500_000
+    assert recipe.data.train == ["/recipes/a.txt"]
+    assert recipe.run_folder == Path("runs/mine")
+    assert read("checkpoint.keep_last=-1").checkpoint.keep_last == -1
+    assert read("parallel.shard=3").parallel.shard == 3
+
+
+def test_a_resumed_run_may_change_its_layout_and_grow_but_not_its_mathematics() -> None:
+    old = read()
+    free = replace(old, max_steps=200)
+    for path, value in (
+        ("parallel.shard", 2),
+        ("batch.micro_batch_size", 2),
+        ("monitor.console", False),
+        ("checkpoint.save_steps", 7),
+        ("evaluate.eval_steps", 7),
+        ("data.workers", 0),
+    ):
+        free = changed(free, path, value)
+    allowed, refused = resumes(old, free)
+    assert not refused and len(allowed) == 7
+    for path, value in (
+        ("max_steps", 50),
+        ("seed", 2),
+        ("batch.global_batch_size", 24),
+        ("optimizer.learning_rate", 1.0),
+        ("data.sequence_length", 32),
+        ("memory.precision", "bf16"),
+    ):
+        before = old
+        for part in path.split("."):
+            before = getattr(before, part)
+        assert resumes(old, changed(old, path, value)) == ([], [(path, before, value)])
