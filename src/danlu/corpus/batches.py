@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from danlu.files.document import Document, Reject
 
-SIZE = 1 << 20  # characters of a batch, and of a piece of a long document
+SIZE = 1 << 18  # characters of a batch, and of a piece of a long document
 WHOLE = 4 << 20  # characters of the longest document that is encoded in one go
 RECORDS = 8192  # records of a batch, so that many short ones do not gather without end
 WORD_END = re.compile(r"(?<=[^\W_])[ \n]")  # no pre-tokeniser joins a letter or digit with the blank behind it

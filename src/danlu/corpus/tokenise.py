@@ -135,7 +135,16 @@ def _pass(prefix: Path, tokenizer: Encoder, announce: Announce) -> Shard:
             f"{prefix} has no sidecar, so which tokenizer made it is not known; its ids fit a vocabulary of "
             f"{tokenizer.vocab_size:,}, and are taken as this run's tokenizer's."
         )
-        return Shard.of(verify(prefix, vocab_size=tokenizer.vocab_size))
+        verify(prefix, vocab_size=tokenizer.vocab_size)
+        last = {
+            int(shard.document(number)[-1]) for number in range(min(shard.count, 100)) if len(shard.document(number))
+        }
+        if last and tokenizer.eos_id not in last:
+            announce(
+                f"warning: its documents do not end with this tokenizer's end token (id {tokenizer.eos_id}) but with "
+                f"id {min(last)}; are they of another tokenizer?"
+            )
+        return Shard.of(shard)
     if shard.sidecar.tokenizer != tokenizer.fingerprint:
         raise InputError(
             f"{prefix} was made by another tokenizer (fingerprint {shard.sidecar.tokenizer[:16]}, this run's is "

@@ -23,7 +23,7 @@ def read(path: Path, *, text: str = "text") -> Iterator[Document | Reject]:
     readable(path)
     file, rows = str(path), 0
     try:
-        with pq.ParquetFile(path) as table:
+        with pq.ParquetFile(path, page_checksum_verification=True) as table:
             fault = _column_fault(table, text)
             if fault:
                 yield Reject(file, None, None, fault)

@@ -86,7 +86,7 @@ def _expand(path: Path, announce: Callable[[str], None]) -> list[Path]:
         matches = sorted(map(Path, names), key=lambda match: match.parts)
         # A glob may match files and, with **, the folders that hold them: each file counts by its own name.
         files = _readable_ones([match for match in matches if match.is_file()], str(path), announce)
-        files = files or [file for match in matches for file in _folder(match, announce)]
+        files = files or [file for match in matches if match.is_dir() for file in _folder(match, announce)]
         if not files:
             raise InputError(f"{path} matches no file that can be read; {SUPPORTED}.")
         return files
