@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from danlu.core.batch import IGNORE
 
@@ -164,8 +163,8 @@ class _Nll(torch.autograd.Function):
         return -torch.where(chunks.asked, scores, 0).sum()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
         if ctx.made is None:
             raise RuntimeError("the gradient of a language head's nll was already given: it can be asked for once only")
         # Scaled in place, and given away: weight's gradient is as large as the embedding, a copy would cost memory.
@@ -189,8 +188,8 @@ class _Logp(torch.autograd.Function):
         return torch.where(chunks.asked, scores, 0).view(labels.shape)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
         hidden, weight, labels = ctx.saved_tensors
         chunks = _Chunks(hidden, weight, labels, ctx.rows, ctx.dtype)
         made = chunks.room(*ctx.needs_input_grad[:2])
@@ -200,3 +199,12 @@ class _Logp(torch.autograd.Function):
                 chunks.score(part, logits, gradient=True, weights=weights[part])
                 chunks.carry(part, logits, *made)
         return *chunks.settle(made, hidden, weight), None, None, None
+
+
+def _refuse_second_derivatives() -> None:
+    """In a backward: raises where its graph is kept, since the gradient would look like a constant there."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "the gradient of a language head's nll or logp cannot be differentiated again (create_graph=True): "
+            "score its logits instead"
+        )
