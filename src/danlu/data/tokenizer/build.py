@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import tokenizers
@@ -14,14 +15,14 @@ from danlu.data.tokenizer.engines import Engine, Fast
 from danlu.data.tokenizer.forms import letters
 from danlu.data.tokenizer.tokenizer import Tokenizer
 
-# Texts on which a form must agree with the library that reads the original.
+# Texts on which a form should agree with the library that reads the original.
 PROBES = (
     "The quick brown fox, isn't it? 1234567 x**2 == y[0];",
     "  two spaces  inside \t\n\n  and at the end  ",
     "话说宝玉道：“好妹妹，你别恼。”２０２６年",
     "naïve café Ωμέγα привет 안녕 かな 🙂👩‍👩‍👧 \u00a0\u200b e\u0301 ﬁ",
     "aaaaaaaaaaaaaaaa ---- ==== ......",
-    "<s></s><unk><|endoftext|><0x0A>",
+    "<s></s><unk><|endoftext|>",
     "",
 )
 
@@ -62,10 +63,10 @@ def build(form: tokenizers.Tokenizer, said: Named, *, where: Path, engine: Engin
         vocab_size=max(tokens.values()) + 1,
         chat_template=said.chat_template,
     )
-    _guard(tokenizer, unknown=getattr(form.model, "unk_token", None), where=where)
+    _guard(tokenizer, where=where)
     _losses(form, where=where)
     if engine is not None:
-        _agree(engine, Fast(sheet), where=where)
+        _agree(tokenizer, Fast(sheet), where=where)
     return tokenizer
 
 
@@ -97,8 +98,15 @@ def _before(form: tokenizers.Tokenizer) -> list[int]:
     return whole[:start]
 
 
-def _guard(tokenizer: Tokenizer, *, unknown: str | None, where: Path) -> None:
-    """No control token is made out of its own name in a text; a tokenizer whose model would do so is refused."""
+def _guard(tokenizer: Tokenizer, *, where: Path) -> None:
+    """No control token is made out of its own name in a text; a tokenizer whose model would do so is refused.
+
+    The unknown token is left aside: it may well stand for the characters of its name.
+    """
+    model = json.loads(tokenizer.sheet)["model"]
+    unknown = model.get("unk_token")
+    if model["type"] == "Unigram" and model["unk_id"] is not None:
+        unknown = model["vocab"][model["unk_id"]][0]
     ids = {i for name, i in tokenizer.control.items() if name != unknown}
     for name, row in zip(tokenizer.control, tokenizer.encode_batch(list(tokenizer.control))):
         if not ids.isdisjoint(row):
@@ -121,11 +129,14 @@ def _losses(form: tokenizers.Tokenizer, *, where: Path) -> None:
             )
 
 
-def _agree(engine: Engine, form: Engine, *, where: Path) -> None:
-    """The saved form gives the ids of the original; a model for which it would not is refused."""
-    for text in PROBES:
-        if engine.encode(text) != form.encode(text):
-            raise InputError(
-                f"{where}: it has no equal form as tokenizer.json (they differ on {text!r}), so what is trained with it"
-                " could not be opened elsewhere; use a tokenizer.json of it"
+def _agree(tokenizer: Tokenizer, form: Engine, *, where: Path) -> None:
+    """It is announced where the saved form, which other tools read, gives other ids than the original does here."""
+    added = json.loads(tokenizer.sheet)["added_tokens"]
+    inside = [f"a{token['content']}b {token['content']} c" for token in added if not token["special"]]
+    for text in (*PROBES, *inside):
+        if tokenizer.encode(text) != form.encode(text):
+            logger.warning(
+                f"{where}: no tokenizer.json can say quite the same; the one saved with a model gives other ids on, for"
+                f" example, {text!r}, to tools that read it. danlu itself keeps to the original"
             )
+            return

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
 import unicodedata
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import tokenizers
+from tokenizers import models
 
 from danlu.core.errors import InputError
-from danlu.data.tokenizer.forms import Ranks
+from danlu.data.tokenizer.forms import Ranks, ranks_form
+
+NOWHERE = "\U0010ffff"  # a code point that Unicode gives to no character, ever
+BLANK = 100_000  # characters of white space in a row; tiktoken 0.14 overflows its stack between 300,000 and a million
 
 
 class Engine(Protocol):
@@ -48,6 +55,8 @@ class Fast:
     def __init__(self, sheet: str) -> None:
         self._sheet = sheet
         self._tokenizer = tokenizers.Tokenizer.from_str(sheet)
+        if isinstance(self._tokenizer.model, models.Unigram):
+            self._tokenizer = tokenizers.Tokenizer.from_str(_out_of_reach(sheet))
         # Not written in the file, so it must be said each time: special tokens are not looked for in the text.
         self._tokenizer.encode_special_tokens = True
 
@@ -104,13 +113,34 @@ class Ranked:
 
     def encode(self, text: str) -> list[int]:
         encoded(text)  # half a surrogate pair is refused here; the library would put another character in its place
-        return self._encoding.encode_ordinary(unicodedata.normalize("NFC", text) if self._file.nfc else text)
+        if self._file.nfc:
+            text = unicodedata.normalize("NFC", text)
+        if len(text) > BLANK and any(run.end() - run.start() > BLANK for run in re.finditer(r"\s+", text)):
+            return self._patient.encode(text)
+        return self._encoding.encode_ordinary(text)
+
+    @cached_property
+    def _patient(self) -> Fast:
+        """The same ids by the other library, for texts with blanks so long that tiktoken would abort the process."""
+        return Fast(ranks_form(self._file).to_str())
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._encoding.decode_bytes(list(ids)).decode("utf-8", errors="replace")
+
+
+def _out_of_reach(sheet: str) -> str:
+    """The sheet of a unigram model with its control tokens renamed to what no text holds.
+
+    Such a model matches any piece of its vocabulary in the text, also "</s>", whatever is asked about special tokens.
+    """
+    facts = json.loads(sheet)
+    names = {token["content"] for token in facts["added_tokens"] if token["special"]}
+    facts["added_tokens"] = [token for token in facts["added_tokens"] if not token["special"]]
+    facts["model"]["vocab"] = [[NOWHERE + n if n in names else n, score] for n, score in facts["model"]["vocab"]]
+    return json.dumps(facts)
 
 
 def optional(library: str) -> Any:

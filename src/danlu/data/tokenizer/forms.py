@@ -13,7 +13,6 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from danlu.core.errors import InputError
 
 END, PADDING = "<|endoftext|>", "<|padding|>"
-NEVER = -1e6  # score of a piece that no text may be cut into
 SPACE = "▁"  # how SentencePiece writes a space
 
 # How a text is cut into words before merging. GPT-2's is the library's own default; these are the two others that
@@ -106,14 +105,15 @@ def pieces_form(model: Any, *, where: Path) -> tokenizers.Tokenizer:
         raise InputError(f"{where}: a SentencePiece model of words or characters; only unigram and BPE are read")
     if trainer.treat_whitespace_as_suffix or not rules.escape_whitespaces:
         raise InputError(f"{where}: its way of writing spaces has no equal in tokenizer.json; use a tokenizer.json")
-    normal, unknown, control, user = 1, 2, 3, 4  # further kinds, unused and byte, are made by no merge
+    normal, unknown, control, user, byte = 1, 2, 3, 4, 6  # 5 is unused
     pieces = [(piece.piece, piece.score, piece.type) for piece in model.pieces]
     names = {kind: [name for name, _, k in pieces if k == kind] for kind in (unknown, control, user)}
     fallback = bool(trainer.byte_fallback)
     if trainer.model_type == unigram:
-        scores = [(name, score if kind in (normal, user) else NEVER) for name, score, kind in pieces]
-        unk = next((i for i, (_, _, kind) in enumerate(pieces) if kind == unknown), None)
-        form = tokenizers.Tokenizer(models.Unigram(scores, unk_id=unk, byte_fallback=fallback))
+        # Scores below the lowest would move the price of an unknown character, so bytes can only be made as dear as it.
+        lowest = min(score for _, score, kind in pieces if kind == normal)
+        scores = [(name, lowest if kind == byte else score) for name, score, kind in pieces]
+        form = tokenizers.Tokenizer(models.Unigram(scores, unk_id=trainer.unk_id, byte_fallback=fallback))
     else:
         usable = {name: (score, i) for i, (name, score, kind) in enumerate(pieces) if kind in (normal, user)}
         form = tokenizers.Tokenizer(
@@ -129,8 +129,7 @@ def pieces_form(model: Any, *, where: Path) -> tokenizers.Tokenizer:
     steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     form.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if rules.add_dummy_prefix else steps)
     form.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in names[unknown] + names[control]])
-    # Looked for after normalisation, as SentencePiece does, so that spaces beside them come out the same.
-    form.add_tokens([AddedToken(n, special=False, normalized=True) for n in names[user]])
+    form.add_tokens([AddedToken(n, special=False, normalized=False) for n in names[user]])
     return form
 
 
@@ -146,7 +145,7 @@ def _rules(rules: Any) -> Iterator[normalizers.Normalizer]:
     if rules.precompiled_charsmap:
         yield normalizers.Precompiled(rules.precompiled_charsmap)
     if rules.remove_extra_whitespaces:
-        yield normalizers.Strip()
+        yield normalizers.Replace(Regex(r"\A +| +\z"), "")  # spaces only; the library's Strip takes line ends too
         yield normalizers.Replace(Regex(" {2,}"), " ")
     if rules.add_dummy_prefix:
         yield normalizers.Prepend(SPACE)

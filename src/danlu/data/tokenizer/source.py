@@ -26,7 +26,7 @@ from danlu.data.tokenizer.forms import (
     pieces_form,
     ranks_form,
 )
-from danlu.data.tokenizer.tokenizer import Tokenizer
+from danlu.data.tokenizer.tokenizer import MODEL, Tokenizer
 
 KINDS = "tokenizer.json, vocab.json with merges.txt, a .tiktoken file, tokenizer.model"
 
@@ -129,6 +129,8 @@ def pieces(path: Path) -> Tokenizer:
 
 def _file(folder: Path) -> Path:
     """The file of a folder that holds its tokenizer: the one Hugging Face would open, or the only other one."""
+    if read(folder / "tokenizer_config.json").get("read_from") == MODEL and (folder / MODEL).exists():
+        return folder / MODEL
     for name in ("tokenizer.json", "vocab.json"):
         if (folder / name).exists():
             return folder / name

@@ -18,6 +18,7 @@ FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
 )  # what ``save`` writes of every tokenizer
+MODEL = "tokenizer.model"
 UNKNOWN = "\ufffd"  # shown for an id that no token has
 
 
@@ -48,9 +49,12 @@ class Tokenizer:
     model: bytes | None = None
 
     @property
-    def copyable(self) -> bool:
-        """Whether it can be handed to another process: every tokenizer here can be pickled."""
-        return True
+    def rule(self) -> str:
+        """What is put round a document, as a sentence for the log."""
+        names = {i: name for name, i in self.control.items()}
+        start = "".join(f'"{names[i]}" ({i})' for i in self.begin)
+        begins = f"begins with {start} and" if start else "begins with no token of its own and"
+        return f'a document {begins} ends with exactly one "{names[self.eos_id]}" ({self.eos_id})'
 
     @cached_property
     def fingerprint(self) -> str:
@@ -130,7 +134,8 @@ class Tokenizer:
         if self.chat_template is not None:
             settings["chat_template"] = self.chat_template
         if self.model is not None:
-            write_whole(folder / "tokenizer.model", self.model)
+            write_whole(folder / MODEL, self.model)
+            settings["read_from"] = MODEL  # tells ``load`` that of the two files this is the original
         for name, content, indent in zip(FILES, (sheet, settings, special), (None, 2, 2)):
             text = json.dumps(content, ensure_ascii=False, indent=indent)
             write_whole(folder / name, (text + "\n").encode("utf-8"))
