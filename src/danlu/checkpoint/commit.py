@@ -97,6 +97,12 @@ class Job:
         return self.root / f"tmp-{self.attempt}"
 
     @property
+    def size(self) -> int:
+        """Bytes of this rank's tensors."""
+        tensors = [*(p.tensor for p in self.pieces.values()), *self.streams.values()]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    @property
     def facts_hash(self) -> str:
         """What every rank must agree on."""
         return digest(seal({"facts": dict(self.facts), "metric": self.metric, "step": self.step}))
@@ -113,8 +119,11 @@ class _Note:
 
 
 def carry_out(job: Job) -> Saved | NotSaved:
-    """This rank's share is written and the checkpoint stands, or nothing of it is left; failures of the disk are given
-    back, all others raised."""
+    """This rank's share is written and the checkpoint stands, or nothing of it is left.
+
+    Failures of the disk are given back, all others raised. Of several ranks' words rank 0's counts: only it knows
+    whether the very last step, making the new name durable, went well.
+    """
     begun = time.monotonic()
     note = _write(job)
     outcome = _lead(job, note) if job.rank == 0 else _follow(job, note)
@@ -129,14 +138,13 @@ def carry_out(job: Job) -> Saved | NotSaved:
 
 def _write(job: Job) -> _Note | None:
     """Shard and table of this rank are durable, or neither is there and the reason is given."""
-    size = sum(p.tensor.numel() * p.tensor.element_size() for p in job.pieces.values())
     try:
         job.disk.make_folder(job.folder)
         if job.rank == 0:
             _clear_earlier(job)
         write_part(job)
     except OSError as error:
-        note = disk_note(job, error, size)
+        note = disk_note(job, error)
     except Exception as error:
         note = _Note(message=f"rank {job.rank} could not save step {job.step}: {error!r}", of_disk=False)
     else:
@@ -183,7 +191,7 @@ def _lead(job: Job, own: _Note | None) -> int | _Note:
             commit(job, [(len(content), digest(content)) for _, content in tables])
             return sum(table.size + len(content) for table, content in tables)
     except OSError as error:
-        note = disk_note(job, error, 0)
+        note = disk_note(job, error)
     except Failure as failure:
         note = _Note(message=str(failure), of_disk=False)
     except Exception as error:  # a fault of ours: the other ranks must not wait for it
@@ -314,7 +322,7 @@ def _forget(job: Job, ranks: Iterable[int]) -> None:
         job.disk.remove(job.folder / MANIFEST)
 
 
-def disk_note(job: Job, error: OSError, size: int) -> _Note:
+def disk_note(job: Job, error: OSError) -> _Note:
     """A plain sentence about what the disk said, with the path and the bytes needed and free."""
     try:
         free = job.disk.free(job.root)
@@ -324,10 +332,10 @@ def disk_note(job: Job, error: OSError, size: int) -> _Note:
     reason = "the disk is full" if full else (error.strerror or repr(error))
     message = (
         f"step {job.step} was not saved to {job.root}: {reason} "
-        f"({size:,} bytes needed by rank {job.rank}, {free:,} free); earlier checkpoints are untouched, "
+        f"({job.size:,} bytes needed by rank {job.rank}, {free:,} free); earlier checkpoints are untouched, "
         "and the next save tries again"
     )
-    return _Note(message=message, of_disk=True, needed=size, free=free)
+    return _Note(message=message, of_disk=True, needed=job.size, free=free)
 
 
 def _persist(job: Job, name: str, note: _Note) -> None:

@@ -259,7 +259,7 @@ def test_a_full_disk_is_told_with_path_and_bytes(tmp_path: Path) -> None:
     saver.save(snapshot(2))
     [outcome] = saver.finish()
     assert isinstance(outcome, NotSaved)
-    needed = sum(p.tensor.numel() * p.tensor.element_size() for p in snapshot(2).pieces.values())
+    needed = snapshot(2).size
     assert (outcome.step, outcome.needed, outcome.free) == (2, needed, 12)
     assert str(tmp_path) in outcome.message and "the disk is full" in outcome.message
     assert names(tmp_path) == ["step-000001"]
