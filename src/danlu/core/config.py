@@ -25,6 +25,7 @@ from danlu.core.schema import Broken, Conversion, Rules
 T = TypeVar("T")
 ABSENT = "(absent)"  # in differences: the setting is not there on this side
 LARGEST_FILE = 2_000_000  # bytes
+LONGEST_LINE = 100  # characters, about, of a section or list that is saved on one line
 
 
 def setting(
@@ -199,13 +200,24 @@ def describe(form: type) -> list[Description]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that a reader might take for something else."""
+    """Writes short sections and lists on one line, longer ones a line each; repeats what stands twice."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        node = super().represent_mapping(tag, mapping, flow_style)
+        node.flow_style = node.flow_style and len(str(mapping)) < LONGEST_LINE
+        return node
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        node = super().represent_sequence(tag, sequence, flow_style)
+        node.flow_style = node.flow_style and len(str(sequence)) < LONGEST_LINE
+        return node
+
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """A text, quoted where a reader might take it for something else."""
     style = None
     if any(character in text for character in "\x85\u2028\u2029"):  # line breaks of YAML 1.1: written as escapes
         style = '"'

@@ -1,0 +1,271 @@
+"""`danlu check RECIPE key=value …`: everything short of training, so that a long run holds no surprise."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from danlu.core.batch import Batch
+    from danlu.data.tokenizer import Tokenizer
+    from danlu.recipe.recipe import Recipe
+    from danlu.train.assemble import Materials
+
+COLOURS = (36, 33, 35, 32)  # of successive documents, on a terminal
+FIRST_PLACES = 6  # of a row, shown token by token
+MEASURED_UPDATES, MEASURED_SECONDS = 4, 20.0
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb and its options are known to the parser."""
+    parser = subparsers.add_parser(
+        "check",
+        help="do everything short of training: data, one batch, memory, disk, time",
+        description="Do everything short of training: the resolved recipe, what the data holds, one batch with its "
+        "labels and boundaries, and what the run will need of memory, disk and time. Text is tokenised into the cache; "
+        "nothing else is written.",
+    )
+    parser.add_argument("recipe", help="a shipped recipe's name, or a path")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the recipe, e.g. max_steps=100")
+    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="processes the run will have (default 1)")
+    parser.add_argument("--quick", action="store_true", help="leave out the time forecast, which runs a few updates")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """All that can be known before a run stands on standard output; what would refuse the run refuses here."""
+    import sys
+
+    from danlu.compute.mesh import Parallel
+    from danlu.core import config, device, log, world
+    from danlu.core.errors import InputError
+    from danlu.recipe.yaml import load
+    from danlu.train.assemble import gather
+
+    if arguments.nproc < 1:
+        raise InputError(f"--nproc {arguments.nproc}: at least one process is needed")
+    log.start(rank=0, size=1)
+    recipe = load(arguments.recipe, arguments.overrides)
+    layout = recipe.parallel.over(arguments.nproc)
+    alone = config.changed(recipe, "parallel", Parallel())
+    materials = gather(
+        alone, world=world.World(), device=device.choose(), announce=lambda text: print(text, flush=True)
+    )
+    try:
+        resolved = config.changed(materials.recipe, "parallel", layout)
+        resolved = config.changed(resolved, "batch.micro_batch_size", micro_batch(recipe, materials, layout))
+        tell("recipe, resolved", config.dump(resolved).splitlines())
+        tell("run folder", folder(resolved))
+        tell("data", data(materials))
+        batch = materials.rows.take(materials.micros)[0]
+        tell("one batch", show(batch, materials.tokenizer, colour=sys.stdout.isatty()))
+        tell("model", model(materials))
+        tell("updates", updates(materials))
+        tell("memory", memory(resolved, materials))
+        tell("disk", disk(resolved, materials))
+        if not arguments.quick:
+            materials.rows.seek({"samples": 0})
+            tell("time", seconds(materials))
+    finally:
+        materials.rows.close()
+    return 0
+
+
+def tell(heading: str, lines: Iterator[str] | list[str]) -> None:
+    """A heading and its lines, as soon as each is known."""
+    print(f"\n{heading}", flush=True)
+    for line in lines:
+        print(f"  {line}".rstrip(), flush=True)
+
+
+def micro_batch(recipe: Recipe, materials: Materials, layout: object) -> int:
+    """Rows of one forward on one rank of the layout: the recipe's, or as many as fit."""
+    from danlu.compute.mesh import Parallel
+    from danlu.core import device
+    from danlu.memory.plan import rows_that_fit
+
+    assert isinstance(layout, Parallel)
+    given, share = recipe.batch.micro_batch_size, recipe.batch.global_batch_size // layout.ranks
+    if isinstance(given, int):
+        return given
+    ours = layout.ranks if materials.device.type == "cpu" else 1  # ranks that share this memory
+    free = device.memory(materials.device).free // ours
+    return rows_that_fit(materials.footprint, rows=share, free_bytes=free, shards=int(layout.shard))
+
+
+def folder(recipe: Recipe) -> Iterator[str]:
+    """Where the run goes, and what is there."""
+    from danlu.checkpoint.load import candidates
+    from danlu.core.paths import RunFolder
+
+    run_folder = RunFolder(recipe.run_folder)
+    steps = [found.name for found in candidates(run_folder.checkpoints)] if run_folder.checkpoints.is_dir() else []
+    state = "new" if not run_folder.root.exists() else "exists, without a checkpoint"
+    yield f"{run_folder.root}: {f'exists; would go on from {steps[0]}' if steps else state}"
+
+
+def data(materials: Materials) -> Iterator[str]:
+    """What there is to learn from, and what is held out."""
+    tokenizer, settings = materials.tokenizer, materials.recipe.data
+    yield f"tokenizer: {settings.tokenizer}, {tokenizer.vocab_size:,} ids, end of a document {tokenizer.eos_id}"
+    for one in materials.rows.describe():
+        yield (
+            f"train: {one.name}: {one.documents:,} documents, {one.tokens:,} tokens, {one.rows:,} rows of "
+            f"{settings.sequence_length}; {one.share:.1%} of what is drawn"
+        )
+    held = materials.held.describe() if materials.held else []
+    for one in held:
+        yield f"validation: {one.name}: {one.documents:,} documents, {one.tokens:,} tokens, {one.rows:,} rows"
+    if not held:
+        yield "validation: none; the run will not be measured"
+
+
+def show(batch: Batch, tokenizer: Tokenizer, *, colour: bool) -> Iterator[str]:
+    """A micro-batch in counts, and one row of it (with a boundary, where one has): as text, and token by token."""
+    from danlu.core.batch import IGNORE
+
+    rows, length = batch.tokens.shape
+    asked = int((batch.labels != IGNORE).sum())
+    yield f"{rows} rows of {length} tokens; {asked:,} labels, {rows * length - asked:,} places without one"
+    row = next((number for number in range(rows) if batch.documents[number, -1] > 0), 0)
+    tokens, labels, positions, documents = (
+        values[row].tolist() for values in (batch.tokens, batch.labels, batch.positions, batch.documents)
+    )
+    starts = [place for place in range(length) if place == 0 or documents[place] != documents[place - 1]]
+    pieces = f"{len(starts)} documents or pieces of them"
+    yield f"row {row} (sample {batch.samples[row] or 'none: padding'}): {pieces}"
+    for number, (start, stop) in enumerate(zip(starts, [*starts[1:], length])):
+        text = " ".join(tokenizer.decode(tokens[start:stop], control=True).split())
+        text = text if len(text) <= 160 else f"{text[:100]} … {text[-50:]}"
+        shade = f"\x1b[{COLOURS[number % len(COLOURS)]}m{text}\x1b[0m" if colour else text
+        yield f"  {start:>5}-{stop - 1:<5} {shade}"
+    yield "  place  document  position  reads             is to predict"
+    shown = {*range(FIRST_PLACES), *(place for start in starts[1:3] for place in (start - 1, start)), length - 1}
+    for place in sorted(shown):
+        if 0 <= place < length:
+            reads = repr(tokenizer.decode([tokens[place]], control=True))
+            asks = repr(tokenizer.decode([labels[place]], control=True)) if labels[place] != IGNORE else "-"
+            yield f"  {place:>5}  {documents[place]:>8}  {positions[place]:>8}  {reads:<16}  {asks}"
+
+
+def model(materials: Materials) -> Iterator[str]:
+    """What is trained."""
+    from danlu.models.count import flops_per_token
+
+    shape, plan = materials.family.shape(), materials.footprint
+    embedding = shape.vocab_size * shape.hidden_size
+    yield f"{materials.family.kind}: {plan.parameters:,} parameters, {embedding:,} of them the embedding"
+    yield f"start: {materials.start or f'drawn from seed {materials.recipe.seed}'}"
+    flops = flops_per_token(shape, materials.recipe.data.sequence_length)
+    yield f"{flops / 1e6:,.1f} MFLOP a token, forward and backward; {materials.precision.name} on {materials.device}"
+
+
+def updates(materials: Materials) -> Iterator[str]:
+    """How long the run is, in each measure."""
+    recipe, total = materials.recipe, materials.total
+    rows = recipe.batch.global_batch_size
+    epochs = total * rows / materials.rows.rows
+    yield (
+        f"{total:,} updates of {rows} rows: {total * rows * recipe.data.sequence_length:,} tokens, {epochs:.2f} epochs"
+    )
+    warmup = recipe.optimizer.schedule.warmup_steps
+    if warmup > total:
+        yield f"WARNING: {warmup} updates of warm-up are more than the run has"
+    if epochs > 20:
+        yield f"WARNING: every row is read {epochs:.0f} times; more text or fewer updates would learn better"
+
+
+def memory(recipe: Recipe, materials: Materials) -> Iterator[str]:
+    """What a rank will need, against what is there."""
+    from danlu.core import device
+
+    plan, layout = materials.footprint, recipe.parallel
+    micro, shards = int(recipe.batch.micro_batch_size), int(layout.shard)
+    micros = recipe.batch.global_batch_size // layout.ranks // micro
+    need = plan.total(micro, shards=shards)
+    found = device.memory(materials.device)
+    here = layout.ranks if materials.device.type == "cpu" else 1
+    yield f"each of {layout.ranks} ranks: {micros} micro-batches of {micro} rows an update"
+    yield (
+        f"about {size(need)} each ({size(plan.state_bytes // shards)} weights, gradients and moments, "
+        f"{size(plan.head_bytes)} the head, {size(micro * plan.row_bytes)} activations); "
+        f"{size(found.free // here)} of {size(found.total // here)} free"
+    )
+    if need * here > found.free:
+        yield "WARNING: more than is free; a smaller batch.micro_batch_size or data.sequence_length needs less"
+
+
+def disk(recipe: Recipe, materials: Materials) -> Iterator[str]:
+    """What checkpoints and the model will take, against what is there."""
+    import shutil
+
+    plan, settings = materials.footprint, recipe.checkpoint
+    weights = plan.parameters * plan.weight_bytes
+    each = 3 * weights  # weights and two moments
+    made = -(-materials.total // settings.save_steps)
+    kept = made if settings.kept is None else min(made, settings.kept)
+    most = (kept + (0 if settings.kept is None else 1)) * each + weights  # the oldest goes once the newest is whole
+    free = shutil.disk_usage(_there(recipe.run_folder)).free
+    yield (
+        f"{made:,} checkpoints of {size(each)}, "
+        f"{'all' if settings.kept is None else f'at most {kept}'} kept; the model {size(weights)}"
+    )
+    yield f"at most {size(most)} of {size(free)} free"
+    if most > free:
+        yield "WARNING: not enough room; set checkpoint.keep_last lower, or folder to another disk"
+
+
+def seconds(materials: Materials) -> Iterator[str]:
+    """How long the run will take, from a few updates made here and thrown away."""
+    from danlu.core.device import synchronize
+    from danlu.train.assemble import build
+    from danlu.train.step import step
+
+    run = build(materials)
+    taken: list[float] = []
+    started = time.perf_counter()
+    while len(taken) <= MEASURED_UPDATES and time.perf_counter() - started < MEASURED_SECONDS:
+        before = time.perf_counter()
+        step(run, run.source.take(materials.micros))
+        synchronize(materials.device)
+        taken.append(time.perf_counter() - before)
+    each = statistics.median(taken[1:] or taken)
+    recipe = materials.recipe
+    rows = recipe.batch.global_batch_size
+    yield (
+        f"{each:.2f} s an update on one process here ({rows * recipe.data.sequence_length / each:,.0f} tokens/s, "
+        f"median of {len(taken[1:] or taken)})"
+    )
+    measures = -(-materials.total // recipe.evaluate.eval_steps) if materials.held else 0
+    evaluating = measures * (materials.held.rows if materials.held else 0) * each / rows / 3  # a forward is a third
+    whole = materials.total * each + evaluating
+    yield f"{materials.total:,} updates and {measures} evaluations: about {duration(whole)}"
+
+
+def size(number: float) -> str:
+    """Bytes, in words."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+def duration(number: float) -> str:
+    """Seconds, in words."""
+    if number < 90:
+        return f"{number:.0f} seconds"
+    if number < 5400:
+        return f"{number / 60:.0f} minutes"
+    return f"{number / 3600:.1f} hours" if number < 48 * 3600 else f"{number / 86400:.1f} days"
+
+
+def _there(path: Path) -> Path:
+    """The nearest folder above a path that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
