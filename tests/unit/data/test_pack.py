@@ -104,8 +104,9 @@ def test_a_stack_of_rows(tmp_path: Path) -> None:
 
 def test_ids_beyond_the_vocabulary_name_the_sample(tmp_path: Path) -> None:
     cut = Cut(Shards([shard(tmp_path / "a", documents([30]))]), length=8, packing=True)
-    with pytest.raises(InputError, match=r"a:0:2 holds id 24, but model\.vocab_size is 20"):
-        stack([Row(cut, 2, "a:0:2")], length=8, pad_id=0, vocab_size=20)
+    with pytest.raises(InputError, match=r"a:0:2 holds id 24, but model\.vocab_size is 24"):
+        stack([Row(cut, 2, "a:0:2")], length=8, pad_id=0, vocab_size=24)
+    assert len(stack([Row(cut, 2, "a:0:2")], length=8, pad_id=0, vocab_size=25)) == 1
 
 
 def test_what_cannot_be_read_names_the_sample(tmp_path: Path) -> None:
