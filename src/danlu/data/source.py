@@ -67,13 +67,17 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a source holds: tokens, documents, rows an epoch, and its share of the rows that are drawn."""
+    """What a source holds: tokens, documents, rows an epoch, and its share of the rows that are drawn.
+
+    pieces   rows that only go on with a document longer than a row; 0 where documents are packed
+    """
 
     name: str
     tokens: int
     documents: int
     rows: int
     share: float
+    pieces: int
 
 
 class Rows:
@@ -279,6 +283,6 @@ class _Reader:
 
     def describe(self, mixture: Mixture) -> list[Summary]:
         return [
-            Summary(each.name, each.stream.tokens, each.stream.documents, cut.rows, float(share))
+            Summary(each.name, each.stream.tokens, each.stream.documents, cut.rows, float(share), cut.pieces)
             for each, cut, share in zip(self.sets, self.cuts, mixture.shares, strict=True)
         ]

@@ -271,6 +271,7 @@ def test_validation_rows_come_once_in_order_on_all_ranks_together(store: Shards,
     assert {len(each) for each in batches} == {len(ranks[0])}
     line = [batch for round_ in zip(*batches, strict=True) for batch in round_]
     count = 97 if packing else 140  # 770 / 8; two pieces of each of 70 documents
+    assert [(each.rows, each.pieces) for each in ranks[0].describe()] == [(count, 0 if packing else 70)]
     assert [s for batch in line for s in batch.samples if s] == [f"v:0:{row}" for row in range(count)]
     assert sum(int(batch.labels.ne(IGNORE).sum()) for batch in line) == 770 - 70
     tokens = torch.cat([batch.tokens for batch in line])
