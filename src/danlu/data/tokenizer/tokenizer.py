@@ -60,6 +60,8 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """A hash of everything that determines ids: the same wherever the tokenizer is kept and however often saved."""
         sheet = json.loads(self.sheet)
+        if sheet["model"]["type"] == "Unigram":  # the library's reader may change the last digit of a score
+            sheet["model"]["vocab"] = [[piece, f"{score:.9g}"] for piece, score in sheet["model"]["vocab"]]
         facts = {
             "normalizer": sheet["normalizer"],
             "pre_tokenizer": sheet["pre_tokenizer"],
