@@ -106,36 +106,35 @@ def resting(model: nn.Module) -> Iterator[None]:
 
 
 class Stopping:
-    """The rule of early stopping. Its state is four numbers, kept in checkpoints."""
+    """The rule of early stopping. Its state is a few numbers, kept in checkpoints.
+
+    A gain is a loss lower by more than ``min_delta`` than at the last gain, so that many small steps down are one, too.
+    """
 
     def __init__(self, *, patience: int, min_delta: float = 0.0):
         self.patience, self.min_delta = patience, min_delta
-        self.best = math.inf
+        self.best = math.inf  # the lowest loss seen, and its step: whether a gain or not
         self.best_step = 0
-        self.waited = 0  # evaluations since the last gain
-        self.seen = 0  # the step of the last evaluation
+        self.mark = math.inf  # the loss at the last gain
+        self.waited = 0  # evaluations since then
 
     def see(self, step: int, loss: float) -> bool:
-        """Whether to stop, now that this evaluation is known. A loss that is not finite is no gain.
-
-        The best is the lowest loss seen, even where it is too small a gain to count against the patience.
-        """
-        gain = loss < self.best - self.min_delta
-        if loss < self.best:
+        """Whether to stop, now that this evaluation is known. A loss that is not finite is no gain."""
+        gain = math.isfinite(loss) and loss < self.mark - self.min_delta
+        self.mark, self.waited = (loss, 0) if gain else (self.mark, self.waited + 1)
+        if math.isfinite(loss) and loss < self.best:
             self.best, self.best_step = loss, step
-        self.waited = 0 if gain else self.waited + 1
-        self.seen = step
         return self.waited >= self.patience
 
     def state(self) -> dict[str, float | int | None]:
         """All that it needs to go on; numbers that JSON can hold."""
-        best = self.best if math.isfinite(self.best) else None
-        return {"best": best, "best_step": self.best_step, "waited": self.waited, "seen": self.seen}
+        best, mark = (value if math.isfinite(value) else None for value in (self.best, self.mark))
+        return {"best": best, "best_step": self.best_step, "mark": mark, "waited": self.waited}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """It goes on from a state."""
-        self.best = math.inf if state["best"] is None else float(state["best"])
-        self.best_step, self.waited, self.seen = int(state["best_step"]), int(state["waited"]), int(state["seen"])
+        self.best, self.mark = (math.inf if state[name] is None else float(state[name]) for name in ("best", "mark"))
+        self.best_step, self.waited = int(state["best_step"]), int(state["waited"])
 
 
 def _wide(terms: Terms) -> Terms:

@@ -131,10 +131,14 @@ class Speed:
 
 
 def mfu(tokens_per_second: float | None, *, flops_per_token: float | None, peak_flops: float | None) -> float | None:
-    """Model FLOP/s utilisation, 0 to 1: the model's own arithmetic against the peak of all devices together."""
+    """Model FLOP/s utilisation, 0 to 1: the model's own arithmetic against the peak of all devices together.
+
+    None where something is not known, or where the share is above 1, so that the peak cannot be right.
+    """
     if not tokens_per_second or not flops_per_token or not peak_flops:
         return None
-    return tokens_per_second * flops_per_token / peak_flops
+    share = tokens_per_second * flops_per_token / peak_flops
+    return share if share <= 1 else None
 
 
 class DataWait:
