@@ -93,9 +93,7 @@ def test_it_is_the_mean_over_tokens_not_over_batches():
     assert found.weights == {"language": 38}
     assert found.losses == {"language": found.loss}
     assert found.perplexity == pytest.approx(math.exp(found.loss))
-    each = [
-        evaluate(forward_of(model), [one], Whole(), alone, model=model).loss for one in UNEVEN if one.samples != ()
-    ][:4]
+    each = [evaluate(forward_of(model), [one], Whole(), alone, model=model).loss for one in UNEVEN[:4]]
     assert abs(sum(each) / len(each) - found.loss) > 0.02  # the mean of means is something else
 
 

@@ -36,12 +36,12 @@ def said(caplog, monkeypatch):
     return lambda: [record.getMessage() for record in caplog.records if record.name == "danlu"]
 
 
-def start(folder: Path, *, world: World = World(), stream=None, clock=None, plan=None, **settings: object):
+def start(folder: Path, *, world: World | None = None, stream=None, clock=None, plan=None, **settings: object):
     return watch(
         Monitor(**(QUIET | settings)),  # type: ignore[arg-type]
         RunFolder(folder),
         Plan(**({"total_steps": 300} | (plan or {}))),
-        world=world,
+        world=world or World(),
         device=CPU,
         stream=stream or io.StringIO(),
         clock=clock or time.monotonic,
