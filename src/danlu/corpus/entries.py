@@ -85,9 +85,10 @@ def build(cache: Path, name: str) -> Iterator[Path]:
 
 def drop(cache: Path, name: str) -> None:
     """There is no such entry any more. It is renamed first, so that no one finds half of it."""
-    with told(cache), suppress(FileNotFoundError):
+    with told(cache):
         grave = Path(tempfile.mkdtemp(prefix=BUILDING, dir=cache))
-        (cache / name).rename(grave / name)
+        with suppress(FileNotFoundError):  # another process may have dropped it
+            (cache / name).rename(grave / name)
         shutil.rmtree(grave, ignore_errors=True)
 
 
