@@ -211,7 +211,7 @@ class _Shard:
 
 def _numbers(array: npt.NDArray[Any]) -> memoryview:
     """An int64 array that need not be aligned, as a sequence of Python integers."""
-    return memoryview(array.view(np.uint8)).cast("q")
+    return array.view(np.uint8).data.cast("q") if array.size else memoryview(b"")
 
 
 def _reach(numbers: memoryview, value: int, low: int, near: int) -> int:

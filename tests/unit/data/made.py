@@ -17,8 +17,8 @@ def shard(
 ) -> Path:
     """A shard of these documents; with a sidecar where a tokenizer's fingerprint is given."""
     lengths = np.array([len(each) for each in documents], "<i4")
-    pointers = np.concatenate(([0], np.cumsum(lengths.astype("<i8"))[:-1])) * np.dtype(dtype).itemsize
-    tokens = np.concatenate([np.array(each, "<" + dtype) for each in documents])
+    pointers = (np.cumsum(lengths.astype("<i8")) - lengths) * np.dtype(dtype).itemsize
+    tokens = np.concatenate([np.empty(0, "<" + dtype), *(np.array(each, "<" + dtype) for each in documents)])
     head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, CODES[dtype], len(documents), len(documents) + 1)
     order = np.arange(len(documents) + 1, dtype="<i8")
     Path(f"{prefix}.bin").write_bytes(tokens.tobytes())

@@ -40,6 +40,13 @@ def test_empty_documents_at_the_end_start_nowhere(tmp_path: Path) -> None:
     assert store.read(0, 2)[1].tolist() == [0]
 
 
+def test_a_shard_of_nothing_is_passed_over(tmp_path: Path) -> None:
+    store = Shards([shard(tmp_path / name, made) for name, made in (("a", [[3, 0]]), ("b", []), ("c", [[4, 0]]))])
+    assert [found.tolist() for found in store.read(0, 4)] == [[3, 0, 4, 0], [0, 2]]
+    assert (store.starts().tolist(), store.documents) == ([0, 2], 2)
+    assert store.locate(1, 2) == [Span(tmp_path / "a", 0, 1, 2), Span(tmp_path / "c", 0, 0, 1)]
+
+
 def test_a_run_of_empty_documents_longer_than_the_read_hides_none(tmp_path: Path) -> None:
     store = Shards([shard(tmp_path / "a", [[3, 0], *[[]] * 50, [4, 0], [5, 0]])])
     assert store.read(1, 4)[1].tolist() == [1, 3]
