@@ -3,7 +3,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danlu.data.mixture import Mixture
@@ -11,6 +11,7 @@ from danlu.data.mixture import Mixture
 weights = st.lists(st.decimals("0.001", "1000", places=3).map(float), min_size=1, max_size=7)
 
 
+@settings(deadline=None, max_examples=50)
 @given(weights)
 def test_quotas_hold_at_every_sample(given_weights: list[float]) -> None:
     """The bound |count_j(n) - w_j n| < sources, checked at each n, and each source is counted through without a gap."""
@@ -26,6 +27,7 @@ def test_quotas_hold_at_every_sample(given_weights: list[float]) -> None:
             assert abs(count - Fraction(str(weight)) / total * (sample + 1)) < max(len(counts), 2)
 
 
+@settings(deadline=None)
 @given(weights, st.integers(0, 2**60))
 def test_any_sample_is_found_at_once(given_weights: list[float], sample: int) -> None:
     """Far out too: a sample's place is what the counts before and after it say."""
