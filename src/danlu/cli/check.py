@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +220,8 @@ def disk(recipe: Recipe, materials: Materials) -> Iterator[str]:
 
 def seconds(materials: Materials) -> Iterator[str]:
     """How long the run will take, from a few updates made here and thrown away."""
+    import statistics
+
     from danlu.core.device import synchronize
     from danlu.train.assemble import build
     from danlu.train.step import step

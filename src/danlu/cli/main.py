@@ -75,8 +75,6 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--debug", action="store_true", help="show a traceback when something fails")
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb")
     for name in VERBS:
-        if not os.path.exists(os.path.dirname(__file__) + f"/{name}.py"):  # noqa: PTH110, PTH120
-            continue
         importlib.import_module(f"danlu.cli.{name}").add(subparsers)
     for inner in subparsers.choices.values():
         inner.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -88,7 +86,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     settings = [word for word in rest if "=" in word]
     if rest and not (hasattr(arguments, "overrides") and len(settings) == len(rest)):
         unknown = " ".join(word for word in rest if word not in settings) or " ".join(settings)
-        subparsers.choices[verb].error(f"unrecognized arguments: {unknown}")
+        hint = "; a recipe's settings are written key=value" if hasattr(arguments, "overrides") else ""
+        subparsers.choices[verb].error(f"unrecognized arguments: {unknown}{hint}")
     if settings:
         arguments.overrides = [*arguments.overrides, *settings]
     return arguments

@@ -51,7 +51,7 @@ class Planned:
 class Rules:
     """What a tree of settings knows beyond its types.
 
-    names    other tools' keys and what they are called here
+    names    other tools' keys and what they are called here; "KIND:KEY" is what another kind's key is called in KIND
     planned  path -> what is not built there
     paths    patterns of the settings that are file paths, each with the words that are none
     checks   what must hold between settings; each yields (path, sentence), from values it asks for by path
@@ -225,7 +225,8 @@ class Conversion:
                 self.marks[inner] = node.marks.get(name, node.mark)
                 values[one.field.name] = self.convert(node.entries[name], one.hint, one.facts, inner, fallback)
             elif fallback is MISSING:
-                self.wrong(node.mark, inner, f"missing; give {expected((one.hint,), one.facts)}")
+                about = f": {one.facts.doc}" if one.facts.doc else ""
+                self.wrong(node.mark, inner, f"missing; give {expected((one.hint,), one.facts)}{about}")
                 values[one.field.name] = FAILED
             else:
                 values[one.field.name] = fallback
@@ -252,7 +253,8 @@ class Conversion:
         mark = node.marks.get(key, node.mark)
         child = node.entries[key]
         if isinstance(child, Section) and not self.rules.planned.get(inner):
-            said = [(p, m, self._advice(p, p.rsplit(".", 1)[-1], None, ())) for p, m in _leaves(child, inner)]
+            below = _leaves(child, inner, self.rules.names)
+            said = [(p, m, self._advice(p, p.rsplit(".", 1)[-1], None, ())) for p, m in below]
             told = [(p, m, advice) for p, m, advice in said if advice]
             for deep, deep_mark, advice in told:
                 self.wrong(deep_mark, deep, f"unknown key; {advice}")
@@ -274,11 +276,13 @@ class Conversion:
         for name in here:
             if _normal(name) == plain:
                 return f"did you mean {where}{name}?"
+        own = _kinds(form)[:1] if form else ()
+        if own and (twin := self.rules.names.get(f"{own[0]}:{plain}")):
+            return f"of kind: {own[0]} it is {twin}"
         for rival in rivals:
             if key in {one.name for one in settings_of(rival)}:
                 kinds = _kinds(rival)
                 whose = f"kind: {kinds[0]}" if kinds else f"the form with {settings_of(rival)[0].name}"
-                own = form and _kinds(form)
                 return f"it is a key of {whose}, not of {f'kind: {own[0]}' if own else 'this form'}"
         for name in (_normal(path), plain):
             if name in self.rules.names:
@@ -289,7 +293,7 @@ class Conversion:
         if near := difflib.get_close_matches(plain, here, 1, 0.7):
             return f"did you mean {where}{near[0]}?"
         names = {one.name: one.path for one in reversed(everywhere) if one.name != "kind"}
-        if near := difflib.get_close_matches(plain, names, 1, 0.75):
+        if near := difflib.get_close_matches(plain, names, 1, 0.8):
             return f"did you mean {names[near[0]]}?"
         if near := difflib.get_close_matches(plain, self.rules.names, 1, 0.85):
             return f"did you mean {near[0]}? Here it is {self.rules.names[near[0]]}"
@@ -357,10 +361,11 @@ def _normal(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-def _leaves(node: Section, path: str) -> Iterator[tuple[str, Mark]]:
+def _leaves(node: Section, path: str, known: Iterable[str]) -> Iterator[tuple[str, Mark]]:
+    """The keys below a section that is unknown as a whole; of sections that have a name here, the section's key."""
     for key, child in node.entries.items():
-        if isinstance(child, Section) and child.entries:
-            yield from _leaves(child, f"{path}.{key}")
+        if isinstance(child, Section) and child.entries and _normal(key) not in known:
+            yield from _leaves(child, f"{path}.{key}", known)
         else:
             yield f"{path}.{key}", node.marks.get(key, node.mark)
 

@@ -7,7 +7,8 @@ from danlu.core.schema import Planned
 LATER = "(not built yet)"
 
 # Keys of transformers' TrainingArguments, LLaMA-Factory, axolotl, litgpt, nanoGPT, Megatron-LM, DeepSpeed, torchtitan,
-# lower case with underscores -> our path, and a remark where the meaning differs. A dotted key is looked up first.
+# lower case with underscores -> our path, and a remark where the meaning differs. A dotted key is looked up first;
+# "gpt2:hidden_size" is what that key of another family is called in gpt2.
 NAMES: dict[str, str] = {
     # how long
     "epochs": "num_train_epochs",
@@ -90,6 +91,21 @@ NAMES: dict[str, str] = {
     "flash_attn": "not needed (attention picks its kernel)",
     "use_flash_attn": "not needed (attention picks its kernel)",
     "use_cache": "not needed (generation keeps its cache, training none)",
+    "gpt2:hidden_act": "model.activation_function",
+    "gpt2:hidden_size": "model.n_embd",
+    "gpt2:intermediate_size": "model.n_inner",
+    "gpt2:max_position_embeddings": "model.n_positions",
+    "gpt2:num_attention_heads": "model.n_head",
+    "gpt2:num_hidden_layers": "model.n_layer",
+    "gpt2:num_key_value_heads": "not needed (gpt2 has as many as model.n_head)",
+    "gpt2:rms_norm_eps": "model.layer_norm_epsilon",
+    "llama:activation_function": "model.hidden_act",
+    "llama:layer_norm_epsilon": "model.rms_norm_eps",
+    "llama:n_embd": "model.hidden_size",
+    "llama:n_head": "model.num_attention_heads",
+    "llama:n_inner": "model.intermediate_size",
+    "llama:n_layer": "model.num_hidden_layers",
+    "llama:n_positions": "model.max_position_embeddings",
     # the data
     "block_size": "data.sequence_length",
     "context_length": "data.sequence_length",
@@ -268,6 +284,10 @@ NAMES: dict[str, str] = {
     "wandb_log": f"monitor.wandb {LATER}",
     "wandb_project": f"monitor.wandb {LATER}",
     "enable_profiling": f"monitor.profile {LATER}",
+    "plot_loss": "monitor.curve",
+    "do_train": "the verb danlu train",
+    "do_eval": "evaluate.eval_steps",
+    "template": "not needed (a corpus is not a conversation)",
     # adapters
     "finetuning_type": f"adapter.kind {LATER}",
     "lora": f"adapter.kind {LATER}",

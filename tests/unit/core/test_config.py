@@ -89,7 +89,7 @@ def test_whole_numbers_for_a_number_become_one() -> None:
         ("water: {heated: yes}", "water.heated: yes is not built yet; water is cold"),
         ("seeds: poppy", "seeds: must be a list (of a text or a section), not poppy; write [poppy]"),
         ("seeds: [[x]]", "seeds.0: must be a text or a section, not a list"),
-        ("seeds: [{weight: 2}]", "seeds.0.path: missing; give a text"),
+        ("seeds: [{weight: 2}]", "seeds.0.path: missing; give a text: the packet"),
         ("visitors: 0", "visitors: must be a whole number at least 1 (1M and 100k may be written) or null, not 0"),
         ("visitors: 1.5", "visitors: must be a whole number at least 1 (1M and 100k may be written) or null, not 1.5"),
         ("fence: high", "fence: must be a number at least 0 or a list (of a text), not high"),
@@ -145,7 +145,7 @@ open: maybe
 open: true
 """
     assert refusal(text, "visitors=-1", "watre.rate=2", "nonsense") == [
-        "line 1: name: missing; give a text",
+        "line 1: name: missing; give a text: what it is called",
         "line 3: plant.fronds: must be a whole number at least 1, not 0",
         "line 4: water.mode: must be drip or spray, not mist",
         "line 5: water.irrigation_rate: unknown key; here it is water.rate",
@@ -229,6 +229,16 @@ def test_json_is_read_too() -> None:
 def test_anchors_and_merges_are_followed() -> None:
     text = "name: &n a\nnotes: *n\nwater: &w {rate: 2}\nplant: {kind: fern}\nlabels: {<<: {a: 1, b: 2}, b: 3}"
     assert grow(text) == Garden(name="a", notes="a", water=Water(rate=2.0), plant=Fern(), labels={"a": 1, "b": 3})
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(), st.lists(st.text(alphabet="acdelmnopstuwr.=[{}]:'0-1 "), max_size=2))
+def test_whatever_is_written_is_read_or_refused(text: str, typed: list[str]) -> None:
+    for whole in (text, f"name: {text}", f"name: a\n{text}"):
+        try:
+            assert isinstance(grow(whole, *typed), Garden)
+        except InputError as error:
+            assert str(error).startswith((str(FILE), "command line"))
 
 
 texts = st.one_of(

@@ -152,8 +152,16 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
         (["optimizer.learning_rte=1"], "optimizer.learning_rte: unknown key; did you mean optimizer.learning_rate?"),
         (["learning_rate=1e-3"], "learning_rate: unknown key; it belongs elsewhere: optimizer.learning_rate"),
         (["warmup_steps=1"], "warmup_steps: unknown key; it belongs elsewhere: optimizer.schedule.warmup_steps"),
+        (
+            ["model={from: x, n_layer: 2}"],
+            "model.n_layer: unknown key; it is a key of kind: gpt2, not of kind: pretrained",
+        ),
+        (
+            ["zero_optimization={offload_optimizer: {device: cpu}}"],
+            "zero_optimization.offload_optimizer: unknown key; here it is memory.offload (not built yet)",
+        ),
         (["model.hidden-size=64"], "model.hidden-size: unknown key; did you mean model.hidden_size?"),
-        (["model.n_layer=2"], "model.n_layer: unknown key; it is a key of kind: gpt2, not of kind: llama"),
+        (["model.n_layer=2"], "model.n_layer: unknown key; of kind: llama it is model.num_hidden_layers"),
         (
             ["per_device_train_batch_size=4"],
             "per_device_train_batch_size: unknown key; here it is batch.micro_batch_size",
