@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,8 +34,19 @@ def run(arguments: argparse.Namespace) -> int:
     from danlu.recipe.yaml import load
     from danlu.train.loop import train
 
-    train(load(arguments.recipe, arguments.overrides), restart=arguments.restart)
+    folder = train(load(arguments.recipe, arguments.overrides), restart=arguments.restart)
+    if world.here().first:
+        print(_next(folder.root))
     return 0
+
+
+def _next(folder: Path) -> str:
+    """What to try with a finished run."""
+    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    return (
+        f"Next: danlu generate {shown} --prompt 'Once upon a time' goes on with any text; {shown}/loss.png is the curve; "
+        "danlu recipes shakespeare > mine.yaml is a recipe to start your own from."
+    )
 
 
 def _spawn(arguments: argparse.Namespace) -> int:

@@ -32,6 +32,8 @@ class Evaluate:
 
     eval_steps: int = setting(50, "updates between two evaluations; one more comes at the end", at_least=1)
     early_stopping: EarlyStopping | None = setting(None, "stop when the evaluation loss no longer falls; null: never")
+    prompts: list[str] = setting([], "texts that the model goes on with when the run ends, to be read by a person")
+    prompt_tokens: int = setting(120, "tokens that each of them is given at most", at_least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

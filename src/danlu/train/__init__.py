@@ -10,8 +10,8 @@ state      what a checkpoint holds of a run, and a run gone back to it
 finish     the model is published, the prompts are continued
 signals    told to stop from outside
 
-`danlu.train(recipe)` is the Python API's word for what `danlu train` does, and this room has its name: so the room itself
-answers the call.
+`danlu.train(recipe)` is the Python API's word for what `danlu train` does, and this room has its name: so the room
+itself answers the call.
 """
 
 from __future__ import annotations

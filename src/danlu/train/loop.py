@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import secrets
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -27,7 +29,7 @@ from danlu.recipe import yaml
 from danlu.recipe.recipe import Recipe
 from danlu.train.assemble import Materials, build, gather
 from danlu.train.begin import open_folder, open_watch
-from danlu.train.finish import finish
+from danlu.train.finish import finish, rehearse
 from danlu.train.run import Run
 from danlu.train.signals import Told, listening
 from danlu.train.state import restore, snapshot
@@ -64,8 +66,9 @@ def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, re
         if found is not None:
             restore(run, found)
         if world.first:
-            folder.root.mkdir(parents=True, exist_ok=True)
             yaml.save(materials.recipe, folder.recipe)
+        if found is None:
+            rehearse(run, materials, folder)
         Loop(run, materials, folder, told, found).go()
     return folder
 
@@ -103,7 +106,8 @@ class Loop:
             while self.run.step < self.materials.total and not self.stopped_early:
                 self._update()
             self._settle(self.saver.finish())
-            finish(self.run, self.materials, self.folder, self.watch)
+            texts = finish(self.run, self.materials, self.folder, self.watch)
+            self._farewell(self.watch.close(), texts)
         except BaseException as cause:
             self.saver.abandon()
             self.watch.event("stopped", cause=str(cause) or type(cause).__name__)
@@ -111,6 +115,23 @@ class Loop:
         finally:
             self.run.source.close()
             self.watch.close()
+
+    def _farewell(self, summary: dict[str, Any], texts: list[str]) -> None:
+        """What the run came to, for whoever sits before it."""
+        if not summary:
+            return
+        logger.info("\n%s\n", self.watch.curve())
+        for text in texts:
+            logger.info("%s\n", textwrap.indent(text, "    "))
+        held = summary.get("best_eval_loss")
+        logger.info(
+            "%s: %d updates in %.0f s%s. The model is in %s",
+            self.recipe.name,
+            self.run.step,
+            summary.get("wall_seconds", 0.0),
+            "" if held is None else f", evaluation loss {held:.3f} at best",
+            self.folder.model,
+        )
 
     def _update(self) -> None:
         """One update, and what is due after it: evaluate, save, leave."""
