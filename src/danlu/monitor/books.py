@@ -62,14 +62,16 @@ class Books:
         self._events = jsonl.Lines(folder.events)
         jsonl.cut(folder.metrics, plan.start_step)
         self.tokens = self._replay()
+        for event in jsonl.lines(folder.events):
+            if event.get("event") == "saved" and event["step"] <= plan.start_step and "path" in event:
+                self._saved[event["step"]] = event["path"]
         self._metrics = jsonl.Lines(folder.metrics)
 
     def add(self, line: dict[str, Any]) -> None:
         """The line of the next step."""
         self._release()
         self.step, self._held = line["step"], line
-        plan = self._plan
-        if plan.eval_steps and self.step % plan.eval_steps and self.step < plan.total_steps:
+        if not self._may_be_evaluated():
             self._release()
 
     def evaluated(self, step: int, loss: float, facts: dict[str, Any]) -> bool:
@@ -112,7 +114,7 @@ class Books:
 
     @property
     def last_checkpoint(self) -> str | None:
-        """Where the newest checkpoint of this process lies."""
+        """Where the newest checkpoint lies."""
         return self._saved[max(self._saved)] if self._saved else None
 
     def _replay(self) -> int:
@@ -131,6 +133,14 @@ class Books:
             cause = f"metrics.jsonl ends at step {last}, but the run goes on from step {plan.start_step}."
             self.event("gap", {"cause": cause})
         return tokens if plan.tokens is None else plan.tokens
+
+    def _may_be_evaluated(self) -> bool:
+        """Whether an evaluation may still come to this step: at its turn, before a save, and at the end."""
+        plan = self._plan
+        if plan.eval_steps is None:
+            return False
+        turns = (plan.eval_steps, plan.save_steps or 0)
+        return self.step >= plan.total_steps or any(turn and self.step % turn == 0 for turn in turns)
 
     def _release(self) -> None:
         if self._held is not None:

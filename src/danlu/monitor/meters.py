@@ -59,7 +59,7 @@ class Speed:
     def lap(self, report: Report) -> Lap:
         """An update is over. The first of a process has nothing to be measured from but its own report."""
         now = self._clock()
-        wall = report.seconds if self._mark is None else now - self._mark - self._out
+        wall = report.seconds + report.data_seconds if self._mark is None else now - self._mark - self._out
         lap = Lap(max(wall, 1e-9), report.seconds, report.data_seconds, report.tokens)
         self._mark, self._out = now, 0.0
         self._window.append(lap)
@@ -115,7 +115,9 @@ class Speed:
     @property
     def overhead(self) -> float | None:
         """Share of the time, 0 to 1, that was neither step, nor data, nor pause: what the loop itself costs."""
-        return max(0.0, 1 - self._sum.step_seconds / self._sum.seconds) if self._count else None
+        if not self._count:
+            return None
+        return max(0.0, 1 - (self._sum.step_seconds + self._sum.data_seconds) / self._sum.seconds)
 
     def _add_up(self) -> None:
         """Added up anew each time, so that no rounding error gathers over a long run."""

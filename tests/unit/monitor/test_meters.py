@@ -77,7 +77,7 @@ def test_what_the_loop_costs_is_what_no_report_accounts_for():
     speed = Speed(total_steps=100, clock=clock)
     for step in range(1, 41):
         clock.pass_by(1.25)
-        speed.lap(report(step, seconds=1.0, data_seconds=0.25))
+        speed.lap(report(step, seconds=0.75, data_seconds=0.25))
     assert speed.overhead == pytest.approx(0.2)
     assert speed.data_wait == pytest.approx(0.2)
 

@@ -124,7 +124,7 @@ def test_a_run_broken_off_and_gone_on_with_has_each_step_once(tmp_path, killed_a
 
 
 def test_what_a_checkpoint_has_is_on_file_before_it_is_made(tmp_path):
-    hook = start(tmp_path, plan={"total_steps": 60})  # evaluations may come at any step: the last line is held
+    hook = start(tmp_path, plan={"total_steps": 60, "eval_steps": 1})  # so that the last line is always held
     hook(report(1))
     assert lines(tmp_path / "metrics.jsonl") == []
     with hook.pause("save"):
@@ -133,12 +133,38 @@ def test_what_a_checkpoint_has_is_on_file_before_it_is_made(tmp_path):
 
 
 def test_a_line_is_on_file_at_once_where_no_evaluation_can_come(tmp_path):
-    hook = start(tmp_path, plan={"total_steps": 60, "eval_steps": 10})
-    for step in range(1, 11):
+    hook = start(tmp_path, plan={"total_steps": 12, "eval_steps": 10, "save_steps": 4})
+    written = {}
+    for step in range(1, 13):
         hook(report(step))
-        assert len(lines(tmp_path / "metrics.jsonl")) == (step if step < 10 else 9)
+        written[step] = len(lines(tmp_path / "metrics.jsonl"))
+    assert [step for step, count in written.items() if count < step] == [4, 8, 10, 12]
     hook.close()
-    assert len(lines(tmp_path / "metrics.jsonl")) == 10
+    assert len(lines(tmp_path / "metrics.jsonl")) == 12
+    never = start(tmp_path / "never", plan={"total_steps": 2})
+    never(report(1))
+    never(report(2))
+    assert len(lines(tmp_path / "never" / "metrics.jsonl")) == 2
+    never.close()
+
+
+def test_an_evaluation_before_a_save_stands_in_its_line(tmp_path):
+    hook = start(tmp_path, plan={"total_steps": 60, "eval_steps": 50, "save_steps": 7})
+    go(hook, range(1, 15), eval_steps=7, save_steps=7)
+    hook.close()
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl") if "eval_loss" in line] == [7, 14]
+
+
+def test_after_a_resume_the_checkpoints_of_before_are_known(tmp_path):
+    first = start(tmp_path, plan={"total_steps": 60, "eval_steps": 10, "save_steps": 10})
+    go(first, range(1, 31), save_steps=10)
+    second = start(tmp_path, plan={"total_steps": 60, "eval_steps": 10, "start_step": 20}, max_unsound_steps=1)
+    second(report(21, loss=math.nan))
+    assert "the last good checkpoint is checkpoints/step-000020" in second.cause
+    second.close()
+    assert (
+        json.loads((tmp_path / "trainer_state.json").read_text())["best_model_checkpoint"] == "checkpoints/step-000020"
+    )
 
 
 def test_a_step_that_is_not_finite_stands_in_every_record(tmp_path, said):
