@@ -193,18 +193,17 @@ def _match(family: Family, entries: Sequence[_Entry], folder: Path) -> dict[str,
 
 def _known(key: str, names: Mapping[str, Any]) -> tuple[str | None, str]:
     """The stored name that a file's key means, and what prefix was taken off (or put on, with a +) to see it."""
-    key_plain = plain(key)
-    cut = key[: len(key) - len(key_plain)] if key.endswith(key_plain) else "_orig_mod." * (key_plain != key)
+    inner, cut = key, ""
     while True:
-        if key_plain in names:
-            return key_plain, cut
-        for missing in ("model.", "transformer."):
-            if missing + key_plain in names:
-                return missing + key_plain, f"{cut}+{missing}"
-        prefix = next((p for p in PREFIXES if key_plain.startswith(p)), None)
+        name = plain(inner)
+        if inner.split(".")[0] == name.split(".")[0]:  # a wrapper in front is cut below, and said
+            for missing in ("", "model.", "transformer."):
+                if missing + name in names:
+                    return missing + name, cut + (f"+{missing}" if missing else "")
+        prefix = next((p for p in PREFIXES if inner.startswith(p)), None)
         if prefix is None:
             return None, ""
-        key_plain, cut = key_plain.removeprefix(prefix), cut + prefix
+        inner, cut = inner.removeprefix(prefix), cut + prefix
 
 
 def stored_shapes(family: Family) -> dict[str, tuple[int, ...]]:

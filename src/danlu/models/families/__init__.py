@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from danlu.core.config import setting
+from danlu.core.config import checked, setting
 from danlu.core.errors import InputError
 from danlu.core.log import logger
 from danlu.models.families import gpt2, llama
@@ -60,10 +60,11 @@ def read_config(path: str | Path) -> Family:
     if dropped:
         logger.info("%s asks for dropout %s; this model is run without dropout.", file, dropped)
     try:
-        family = READERS[kind](config)
+        family = checked(READERS[kind](config), name=str(file))
         family.shape()
     except InputError as error:
-        raise InputError(f"{file}: {error}") from None
+        said = str(error)
+        raise InputError(said if str(file) in said else f"{file}: {said}") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{file} holds a value of the wrong type: {error}.") from None
     return family

@@ -109,7 +109,7 @@ def from_config(config: Mapping[str, Any]) -> Gpt2:
     usual = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     for key, value in usual.items():
         if config.get(key, value) != value:
-            raise InputError(f"config.json sets {key} to {config[key]}, which is not built: only {value}.")
+            raise InputError(f"it sets {key} to {config[key]}, which is not built: only {value}.")
     names = [name for name in Gpt2.__dataclass_fields__ if name not in ("kind", "vocab_size")]
     given = {name: config[name] for name in names if name in config}
     return Gpt2(vocab_size=config.get("vocab_size", 50257), **given)

@@ -113,12 +113,11 @@ class Llama:
 
 def from_config(config: Mapping[str, Any]) -> Llama:
     """The family of a config.json; what is not built is refused. Absent keys take Hugging Face's defaults, not ours."""
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise InputError(
-            f"config.json asks for {kind!r} rope scaling, which is not built: only plain rotary positions."
-        )
+    rope = config.get("rope_parameters") or {}  # transformers 5; version 4 writes rope_scaling and rope_theta
+    for facts in (rope, config.get("rope_scaling") or {}):
+        kind = facts.get("rope_type", facts.get("type", "default"))
+        if kind != "default":
+            raise InputError(f"it asks for {kind!r} rope scaling, which is not built: only plain rotary positions.")
     theirs = {
         "vocab_size": 32000,
         "hidden_size": 4096,
