@@ -37,18 +37,23 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(arguments: argparse.Namespace) -> int:
     """All that can be known before a run stands on standard output; what would refuse the run refuses here."""
+    import functools
     import sys
 
     from danlu.compute.mesh import Parallel
     from danlu.core import config, device, log, world
     from danlu.core.errors import InputError
+    from danlu.core.paths import RunFolder
     from danlu.recipe.yaml import load
     from danlu.train.assemble import gather
+    from danlu.train.begin import open_folder
 
     if arguments.nproc < 1:
         raise InputError(f"--nproc {arguments.nproc}: at least one process is needed")
     log.start(rank=0, size=1)
+    announce = functools.partial(print, flush=True)
     recipe = load(arguments.recipe, arguments.overrides)
+    recipe = open_folder(recipe, RunFolder(recipe.run_folder), restart=False, announce=announce)
     layout = recipe.parallel.over(arguments.nproc)
     alone = config.changed(recipe, "parallel", Parallel())
     materials = gather(
@@ -58,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         resolved = config.changed(materials.recipe, "parallel", layout)
         resolved = config.changed(resolved, "batch.micro_batch_size", micro_batch(recipe, materials, layout))
         tell("recipe, resolved", config.dump(resolved).splitlines())
-        tell("run folder", folder(resolved))
+        tell("run folder", folder(resolved, total=materials.total))
         tell("data", data(materials))
         batch = materials.rows.take(materials.micros)[0]
         tell("one batch", show(batch, materials.tokenizer, colour=sys.stdout.isatty()))
@@ -96,15 +101,21 @@ def micro_batch(recipe: Recipe, materials: Materials, layout: object) -> int:
     return rows_that_fit(materials.footprint, rows=share, free_bytes=free, shards=int(layout.shard))
 
 
-def folder(recipe: Recipe) -> Iterator[str]:
+def folder(recipe: Recipe, *, total: int) -> Iterator[str]:
     """Where the run goes, and what is there."""
     from danlu.checkpoint.load import candidates
     from danlu.core.paths import RunFolder
 
-    run_folder = RunFolder(recipe.run_folder)
-    steps = [found.name for found in candidates(run_folder.checkpoints)] if run_folder.checkpoints.is_dir() else []
-    state = "new" if not run_folder.root.exists() else "exists, without a checkpoint"
-    yield f"{run_folder.root}: {f'exists; would go on from {steps[0]}' if steps else state}"
+    place = RunFolder(recipe.run_folder)
+    steps = [int(found.name.rpartition("-")[2]) for found in candidates(place.checkpoints)]
+    if not place.root.exists():
+        yield f"{place.root}: new"
+    elif not steps:
+        yield f"{place.root}: exists, without a checkpoint; begins at update 1"
+    elif max(steps) >= total:
+        yield f"{place.root}: exists, and is finished after {max(steps)} updates"
+    else:
+        yield f"{place.root}: exists; goes on after update {max(steps)} of {total}"
 
 
 def data(materials: Materials) -> Iterator[str]:

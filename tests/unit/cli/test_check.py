@@ -11,6 +11,7 @@ from danlu.cli.check import duration, show, size
 from danlu.cli.main import main
 from danlu.core.batch import IGNORE, Batch
 from danlu.data.tokenizer import load
+from danlu.recipe import yaml
 
 RECIPE = """\
 name: small
@@ -71,6 +72,26 @@ def test_what_a_run_would_refuse_is_refused(
     assert main(["check", "small.yaml", typed]) == 2
     said = capsys.readouterr()
     assert says in said.err and "one batch" not in said.out
+
+
+def test_an_older_run_in_the_folder_is_told_or_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = folder / "runs" / "small"
+    for step in (2, 4):
+        (root / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+        (root / "checkpoints" / f"step-{step:06d}" / "manifest.json").write_text("{}")
+    yaml.save(yaml.load("small.yaml"), root / "recipe.yaml")
+    assert main(["check", "small.yaml", "--quick"]) == 0
+    assert f"{root}: exists; goes on after update 4 of 8" in capsys.readouterr().out
+    assert main(["check", "small.yaml", "--quick", "seed=7"]) == 2
+    assert "is the folder of another recipe:\n  seed: 1 there, 7 now" in capsys.readouterr().err
+
+
+def test_several_ranks_share_the_batch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "small.yaml", "--quick", "--nproc", "4", "batch.global_batch_size=8"]) == 0
+    out = capsys.readouterr().out
+    assert "batch: {global_batch_size: 8, micro_batch_size: 2}" in out
+    assert "parallel: {replicate: 1, shard: 4," in out
+    assert "each of 4 ranks: 1 micro-batches of 2 rows an update" in out
 
 
 def test_ranks_that_do_not_divide_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
