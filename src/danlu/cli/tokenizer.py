@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,18 +44,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(arguments: argparse.Namespace) -> int:
     """The tokenizer is in its folder, and what it comes to is told: its exit code."""
     from danlu.core.errors import InputError
-    from danlu.data.tokenizer import FILES, train
+    from danlu.data.tokenizer import train
     from danlu.files import raw
 
     out: Path = arguments.out
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; name a folder")
-    held = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
-    if held and not arguments.force:
-        raise InputError(f"--out {out} holds something already; name a new folder, or say --force to replace it")
-    if not set(held) <= set(FILES):
-        other = next(name for name in held if name not in FILES)
-        raise InputError(f"--out {out} holds more than a tokenizer ({other}), which is not replaced; name a new folder")
+    _free(out, force=arguments.force)
     if arguments.max_bytes < 1:
         raise InputError(f"--max-bytes {arguments.max_bytes}: at least 1 is needed")
     paths = raw.find(arguments.files, announce=print)
@@ -68,13 +62,32 @@ def run(arguments: argparse.Namespace) -> int:
     texts = Texts(paths, column=arguments.text, share=share, skip=arguments.on_bad == "skip")
     tokenizer = train(texts.read(), vocab_size=arguments.vocab_size)
     tokenizer.save(out)
-    print(f"{tokenizer.vocab_size:,} tokens, learnt from {texts.documents:,} documents in {len(paths)} files.")
+    files = "file" if len(paths) == 1 else "files"
+    print(f"{tokenizer.vocab_size:,} tokens, learnt from {texts.documents:,} documents in {len(paths)} {files}.")
     if texts.bad:
-        print(f"{texts.bad:,} bad records were left out.")
+        print(f"Bad records left out: {texts.bad:,}.")
     _tell(tokenizer, texts)
     print(f"Written to {out}: {', '.join(sorted(path.name for path in out.iterdir()))}.")
     print(f"To use it, say in a recipe: data: {{tokenizer: {out}}}")
     return 0
+
+
+def _free(out: Path, *, force: bool) -> None:
+    """The folder can be written, and nothing but a tokenizer that may be replaced is in it; asked before the work."""
+    from danlu.core.errors import InputError
+    from danlu.data.tokenizer import FILES
+
+    above = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not above.is_dir():
+        raise InputError(f"--out {out}: {above} is a file; name a folder")
+    if not os.access(above, os.W_OK):
+        raise InputError(f"--out {out}: {above} cannot be written to; name another folder")
+    held = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    if held and not force:
+        raise InputError(f"--out {out} holds something already; name a new folder, or say --force to replace it")
+    if not set(held) <= set(FILES):
+        other = next(name for name in held if name not in FILES)
+        raise InputError(f"--out {out} holds more than a tokenizer ({other}), which is not replaced; name a new folder")
 
 
 class Texts:

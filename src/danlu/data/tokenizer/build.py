@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, models
 
 from danlu.core.errors import InputError
 from danlu.core.log import logger
@@ -23,6 +23,7 @@ PROBES = (
     "naïve café Ωμέγα привет 안녕 かな 🙂👩‍👩‍👧 \u00a0\u200b e\u0301 ﬁ",
     "aaaaaaaaaaaaaaaa ---- ==== ......",
     "<s></s><unk><|endoftext|>",
+    "a\r\nb",
     "",
 )
 
@@ -63,10 +64,8 @@ def build(form: tokenizers.Tokenizer, said: Named, *, where: Path, engine: Engin
         vocab_size=max(tokens.values()) + 1,
         chat_template=said.chat_template,
     )
-    _guard(tokenizer, where=where)
+    _guard(tokenizer, unknown=_unknown(form), where=where)
     _losses(form, where=where)
-    if engine is not None:
-        _agree(tokenizer, Fast(sheet), where=where)
     return tokenizer
 
 
@@ -98,15 +97,19 @@ def _before(form: tokenizers.Tokenizer) -> list[int]:
     return whole[:start]
 
 
-def _guard(tokenizer: Tokenizer, *, where: Path) -> None:
+def _unknown(form: tokenizers.Tokenizer) -> str | None:
+    """The name of the token that stands for what the model does not know."""
+    if isinstance(form.model, models.Unigram):
+        unknown = json.loads(form.to_str())["model"]["unk_id"]
+        return None if unknown is None else form.id_to_token(unknown)
+    return getattr(form.model, "unk_token", None)
+
+
+def _guard(tokenizer: Tokenizer, *, unknown: str | None, where: Path) -> None:
     """No control token is made out of its own name in a text; a tokenizer whose model would do so is refused.
 
     The unknown token is left aside: it may well stand for the characters of its name.
     """
-    model = json.loads(tokenizer.sheet)["model"]
-    unknown = model.get("unk_token")
-    if model["type"] == "Unigram" and model["unk_id"] is not None:
-        unknown = model["vocab"][model["unk_id"]][0]
     ids = {i for name, i in tokenizer.control.items() if name != unknown}
     for name, row in zip(tokenizer.control, tokenizer.encode_batch(list(tokenizer.control))):
         if not ids.isdisjoint(row):
@@ -129,8 +132,9 @@ def _losses(form: tokenizers.Tokenizer, *, where: Path) -> None:
             )
 
 
-def _agree(tokenizer: Tokenizer, form: Engine, *, where: Path) -> None:
+def agree(tokenizer: Tokenizer, *, where: Path) -> None:
     """It is announced where the saved form, which other tools read, gives other ids than the original does here."""
+    form = Fast(tokenizer.sheet)
     added = json.loads(tokenizer.sheet)["added_tokens"]
     inside = [f"a{token['content']}b {token['content']} c" for token in added if not token["special"]]
     for text in (*PROBES, *inside):

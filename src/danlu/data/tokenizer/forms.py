@@ -82,7 +82,8 @@ def ranks_form(file: Ranks) -> tokenizers.Tokenizer:
     merges: list[tuple[str, str]] = []
     for token in sorted(file.ranks, key=file.ranks.__getitem__):
         halves = [(token[:k], token[k:]) for k in range(1, len(token)) if token[:k] in spelled and token[k:] in spelled]
-        halves.sort(key=lambda pair: (file.ranks[pair[0]], file.ranks[pair[1]]))
+        if len(halves) > 1:
+            halves.sort(key=lambda pair: (file.ranks[pair[0]], file.ranks[pair[1]]))
         merges.extend((spelled[left], spelled[right]) for left, right in halves)
     vocabulary = {spelled[token]: rank for token, rank in file.ranks.items()}
     form = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))

@@ -12,7 +12,7 @@ import tokenizers
 
 from danlu.core.errors import InputError
 from danlu.core.log import logger
-from danlu.data.tokenizer.build import build
+from danlu.data.tokenizer.build import agree, build
 from danlu.data.tokenizer.control import named, read
 from danlu.data.tokenizer.engines import Bytes, Pieces, Ranked, optional
 from danlu.data.tokenizer.forms import (
@@ -43,12 +43,15 @@ def load(path: Path | str) -> Tokenizer:
     path = Path(path)
     if not path.exists():
         raise InputError(f'{path}: no such tokenizer; give "byte", a tokenizer file or a folder that holds one')
-    file = _file(path) if path.is_dir() else path
-    if file.name in ("vocab.json", "merges.txt"):
-        return merges(file.parent)
-    if file.suffix == ".json":
-        return fast(file)
-    return ranks(file) if _is_ranks(file) else pieces(file)
+    try:
+        file = _file(path) if path.is_dir() else path
+        if file.name in ("vocab.json", "merges.txt"):
+            return merges(file.parent)
+        if file.suffix == ".json":
+            return fast(file)
+        return ranks(file) if _is_ranks(file) else pieces(file)
+    except OSError as error:
+        raise InputError(f"{path}: the tokenizer cannot be read: {error.strerror} ({error.filename})") from error
 
 
 def byte() -> Tokenizer:
@@ -124,6 +127,7 @@ def pieces(path: Path) -> Tokenizer:
         logger.info(f'{path}: a document begins with "{said.bos}"; say add_bos_token in tokenizer_config.json if not')
         said = replace(said, add_bos=True)
     tokenizer = build(pieces_form(message, where=path), said, where=path, engine=engine)
+    agree(tokenizer, where=path)
     return replace(tokenizer, model=content)
 
 
