@@ -40,4 +40,5 @@ def __getattr__(name: str) -> Any:
     for module, words in _WORDS.items():
         if name in words:
             return getattr(import_module(module), name)
-    raise AttributeError(f"danlu has no {name}; it has {', '.join(word for words in _WORDS.values() for word in words)}")
+    known = ", ".join(word for words in _WORDS.values() for word in words)
+    raise AttributeError(f"danlu has no {name}; it has train, {known}")

@@ -70,7 +70,7 @@ def load(
     unreadable = bool(mistakes) and not tree.entries
     override(tree, overrides, mistakes)
     if not unreadable:
-        resolve(tree, dict(rules.paths), base=file.absolute().parent, here=here or Path.cwd())
+        resolve(tree, rules.paths, rules.places, base=file.absolute().parent, here=here or Path.cwd())
         converted = _convert(form, tree, rules, mistakes)
         if not mistakes:
             assert isinstance(converted, form)
@@ -103,7 +103,7 @@ def checked(value: T, *, rules: Rules | None = None, name: str = "settings", her
     tree = _node(plain(value))
     assert isinstance(tree, Section)
     where = here or Path.cwd()
-    resolve(tree, dict(rules.paths), base=where, here=where)
+    resolve(tree, rules.paths, rules.places, base=where, here=where)
     converted = _convert(type(value), tree, rules, mistakes)
     if mistakes:
         raise InputError(message(mistakes, name))

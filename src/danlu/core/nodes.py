@@ -6,7 +6,7 @@ Nothing is constructed from a tag, so reading a file can run nothing. Aliases ar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -131,21 +131,34 @@ def override(tree: Section, typed: Iterable[str], mistakes: list[Mistake]) -> No
                 _place(tree, path, node, mistakes)
 
 
-def resolve(node: Node, paths: dict[str, frozenset[str]], *, base: Path, here: Path, at: str = "") -> Node:
+def resolve(
+    node: Node,
+    paths: Mapping[str, frozenset[str]],
+    places: Mapping[str, Path],
+    *,
+    base: Path,
+    here: Path,
+    at: str = "",
+) -> Node:
     """The same tree with its file paths absolute: against ``base`` where the file says them, ``here`` where typed.
 
-    paths: patterns like ``data.train.*``, each with the words that are no paths there.
+    paths: patterns like ``data.train.*``, each with the words that are no paths there. places: see ``Rules``.
     """
     if isinstance(node, Section):
         for key, child in node.entries.items():
-            node.entries[key] = resolve(child, paths, base=base, here=here, at=f"{at}.{key}" if at else key)
+            inner = f"{at}.{key}" if at else key
+            node.entries[key] = resolve(child, paths, places, base=base, here=here, at=inner)
     elif isinstance(node, Items):
         node.items[:] = [
-            resolve(child, paths, base=base, here=here, at=f"{at}.{index}") for index, child in enumerate(node.items)
+            resolve(child, paths, places, base=base, here=here, at=f"{at}.{index}")
+            for index, child in enumerate(node.items)
         ]
     elif not node.null and "://" not in node.text:
         words = paths.get(re.sub(r"\.\d+(?=\.|$)", ".*", at))
         if words is not None and node.text not in words:
+            place, _, rest = node.text.partition(":")
+            if place in places:
+                return replace(node, text=str(places[place] / rest))
             whole = (here if node.mark.typed else base) / Path(node.text).expanduser()
             return replace(node, text=str(whole.resolve()))
     return node

@@ -6,6 +6,7 @@ import difflib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, is_dataclass
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from danlu.core.errors import Failure
@@ -54,12 +55,14 @@ class Rules:
     names    other tools' keys and what they are called here; "KIND:KEY" is what another kind's key is called in KIND
     planned  path -> what is not built there
     paths    patterns of the settings that are file paths, each with the words that are none
+    places   folders that a path may begin with by name: NAME:REST is REST in that folder
     checks   what must hold between settings; each yields (path, sentence), from values it asks for by path
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
     planned: Mapping[str, Planned] = field(default_factory=dict)
     paths: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    places: Mapping[str, Path] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
 
 

@@ -11,7 +11,7 @@ from danlu.core.paths import write_whole
 from danlu.core.schema import Rules
 from danlu.recipe.names import NAMES, PLANNED
 from danlu.recipe.recipe import CHECKS, Recipe
-from danlu.recipe.shelf import find
+from danlu.recipe.shelf import SHIPPED, find
 
 NO_WORDS: frozenset[str] = frozenset()
 PATHS = {
@@ -22,7 +22,7 @@ PATHS = {
     "data.train.*.path": NO_WORDS,
     "data.validation.*": NO_WORDS,
 }
-RULES = Rules(names=NAMES, planned=PLANNED, paths=PATHS, checks=CHECKS)
+RULES = Rules(names=NAMES, planned=PLANNED, paths=PATHS, places={"shipped": SHIPPED}, checks=CHECKS)
 HEADING = "# A danlu recipe, resolved and complete: `danlu train` with this file repeats the run.\n"
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import is_dataclass, replace
-from typing import Any
 
 from danlu.checkpoint.load import Found, candidates
 from danlu.core import world as worlds
-from danlu.core.config import differences
+from danlu.core.config import changed, differences
 from danlu.core.errors import InputError
 from danlu.core.log import logger
 from danlu.core.paths import RunFolder, write_whole
@@ -39,7 +37,7 @@ def open_folder(recipe: Recipe, folder: RunFolder, *, restart: bool, announce: C
     old = load(str(folder.recipe))
     for path, before, after in differences(old, recipe):
         if after == "auto" and not path.startswith("parallel."):
-            recipe = _put(recipe, path.split("."), before)
+            recipe = changed(recipe, path, before)
     allowed, refused = resumes(old, recipe)
     if refused:
         listed = "\n".join(f"  {path}: {before} there, {after} now" for path, before, after in refused)
@@ -51,14 +49,6 @@ def open_folder(recipe: Recipe, folder: RunFolder, *, restart: bool, announce: C
         if not path.startswith("parallel."):
             announce(f"{path}: was {before}, is {after} from here on")
     return recipe
-
-
-def _put(settings: Any, path: list[str], value: Any) -> Any:
-    """The same settings with one field changed, however deep."""
-    assert is_dataclass(settings) and not isinstance(settings, type)
-    first, *rest = path
-    inner = _put(getattr(settings, first), rest, value) if rest else value
-    return replace(settings, **{first: inner})
 
 
 def open_watch(

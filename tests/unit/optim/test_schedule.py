@@ -14,7 +14,7 @@ TOTAL, WARMUP = 20, 4
 
 
 def rates(make) -> list[float]:
-    """transformers' shares, by its own count: its k-th value is used by update k + 1, so value 0 is never trained at."""
+    """transformers' shares; its k-th value is used by update k + 1, so that value 0 is never trained at."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     schedule = make(optimizer, WARMUP, TOTAL)
     shares = []
