@@ -169,3 +169,13 @@ def test_one_giant_record_between_small_ones(tmp_path: Path) -> None:
     documents, (bad,) = parted(path, limit=1 << 20)
     assert [one.text for one in documents] == ["a", "b"]
     assert bad.line == 2 and "longer than 1,048,576 bytes (LINE_LIMIT)" in bad.reason
+
+
+def test_a_small_file_that_unpacks_to_a_flood_ends_at_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(256):
+            file.write(bytes(1 << 20))
+    assert path.stat().st_size < 2 << 20
+    bad = next(read(path))
+    assert isinstance(bad, Reject) and "longer than 67,108,864 bytes (LINE_LIMIT)" in bad.reason
