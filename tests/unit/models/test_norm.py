@@ -51,3 +51,18 @@ def test_autocast_gives_its_dtype_and_leaves_float64_alone() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert norm(torch.randn(2, 8)).dtype == torch.bfloat16
         assert norm.double()(torch.randn(2, 8).double()).dtype == torch.float64
+
+
+def test_a_backward_called_under_autocast_is_exact() -> None:
+    draw = torch.Generator().manual_seed(2)
+    norm = Norm(64, kind="rms", eps=1e-5)
+    with torch.no_grad():
+        norm.weight.copy_(1 + 0.3 * torch.randn(64, generator=draw))
+    hidden = torch.randn(9, 64, generator=draw, requires_grad=True)
+    pull = torch.randn(9, 64, generator=draw).bfloat16()
+    inputs = (hidden, norm.weight)
+    wanted = torch.autograd.grad(F.rms_norm(hidden, (64,), norm.weight, 1e-5), inputs, pull.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        got = torch.autograd.grad(norm(hidden), inputs, pull)
+    for a, b in zip(got, wanted):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
