@@ -23,7 +23,7 @@ from danlu.models.shape import Shape
 
 Path = Literal["mask", "loop", "varlen"]
 # On CPU the loop took 0.1 to 0.9 of plain causal attention's time, as it leaves out what no document reads; the mask
-# took 1.0 to 1.9. Only with documents this short on average, in rows no longer than this, calls cost more than the mask.
+# took 1.0 to 1.9. With documents this short on average, in rows no longer than this, the calls cost more.
 SHORT_DOCUMENT, SHORT_ROW = 16, 512
 
 
