@@ -63,8 +63,5 @@ class _RootMeanSquare(torch.autograd.Function):
         back, by_weight, _ = torch.ops.aten.native_layer_norm_backward(
             gradient, hidden, [size], torch.zeros_like(scale), scale, weight, None, [True, True, False]
         )
-        with torch.autocast(
-            hidden.device.type, enabled=False
-        ):  # backward may be called under it: this product is exact
-            centre = torch.mv(gradient.view(-1, size), weight).div_(size).view(scale.shape)
+        centre = torch.mv(gradient.view(-1, size), weight).div_(size).view(scale.shape)
         return back.addcmul_(centre, scale), by_weight, None, None
