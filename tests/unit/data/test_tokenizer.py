@@ -6,6 +6,7 @@ import hashlib
 import json
 import pickle
 import random
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -372,3 +373,11 @@ def test_one_of_the_shared_files_lacks_bytes(caplog: pytest.LogCaptureFixture) -
     tiny = load(shared("tokenizers/tiny_bpe"))
     assert (tiny.eos_id, tiny.bos_id, tiny.pad_id, tiny.vocab_size) == (2003, 2002, 2001, 2020)
     assert "have no token" in caplog.text
+
+
+@pytest.mark.parametrize(("file", "library"), [("llama3", "tiktoken"), ("mistral_v1", "sentencepiece")])
+def test_a_library_that_is_missing_is_named(file: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", None)
+    with pytest.raises(InputError, match=rf"needs the library {library}: pip install 'danlu\[tokenizers\]'"):
+        load(shared(f"tokenizers/{file}"))

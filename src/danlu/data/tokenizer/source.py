@@ -97,12 +97,13 @@ def merges(folder: Path) -> Tokenizer:
 def ranks(path: Path) -> Tokenizer:
     """The tokenizer of a tiktoken rank file; whose it is, and so how words are cut, shows in how many ranks it has."""
     file = _ranks(path)
+    engine = Ranked(file)
     logger.info(f"{path}: {len(file.ranks):,} ranks, so it is read as {file.maker}'s")
     said = named(path.parent)
     said = replace(said, eos=said.eos or file.eos, bos=said.bos or file.bos, ids={})
     if said.add_bos is None:
         said = replace(said, add_bos=file.bos is not None)
-    return build(ranks_form(file), said, where=path, engine=Ranked(file))
+    return build(ranks_form(file), said, where=path, engine=engine)
 
 
 def pieces(path: Path) -> Tokenizer:
