@@ -20,12 +20,13 @@ from pathlib import Path
 import xxhash
 
 from danlu.core.errors import InputError, Unhealthy
-from danlu.core.paths import sync_folder
 from danlu.files.megatron import Index, verify
 from danlu.files.sidecar import part
 
 VERSION = 1  # of the rules by which a file becomes ids; a change of them is a new version
-SMALL = 64 << 20  # bytes of a shard that is checked whole each time: it takes a few hundredths of a second
+SMALL = (
+    64 << 20
+)  # bytes of a shard that is checked whole each time (a few hundredths of a second), so need not be synced
 REJECTS = "rejects.jsonl"
 BUILDING, LOCK = ".building-", ".lock"
 ABANDONED = 60  # seconds after which an unlocked half-built folder is nobody's
@@ -52,7 +53,7 @@ def find(cache: Path, name: str, *, tokenizer: str) -> tuple[Index | None, str]:
             return None, "its sidecar is of another tokenizer"
         if any(source["rejects"] for source in shard.sidecar.sources) and not (folder / REJECTS).is_file():
             return None, "its list of rejects is missing"
-        if part(shard.prefix, ".bin").stat().st_size <= SMALL:
+        if sum(part(shard.prefix, ending).stat().st_size for ending in (".bin", ".idx")) <= SMALL:
             verify(shard.prefix)
     except InputError as error:
         return None, str(error)
@@ -64,20 +65,17 @@ def build(cache: Path, name: str) -> Iterator[Path]:
     """A folder to build an entry in; it becomes the entry if all goes well, and is gone if not.
 
     Several processes may build the same entry at once: the first to be done is kept. A killed build leaves a folder of
-    another name, which a later one clears away.
+    another name, which ``clear`` takes away.
     """
     with told(cache):
         cache.mkdir(parents=True, exist_ok=True)
-        _clear(cache)
         folder = Path(tempfile.mkdtemp(prefix=f"{BUILDING}{name}-", dir=cache))
         lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield folder
             (folder / LOCK).unlink()
-            sync_folder(folder)
             _publish(folder, cache / name)
-            sync_folder(cache)
         finally:
             os.close(lock)
             shutil.rmtree(folder, ignore_errors=True)
@@ -90,6 +88,23 @@ def drop(cache: Path, name: str) -> None:
         with suppress(FileNotFoundError):  # another process may have dropped it
             (cache / name).rename(grave / name)
         shutil.rmtree(grave, ignore_errors=True)
+
+
+def clear(cache: Path) -> None:
+    """Half-built folders of processes that are gone are gone too."""
+    for folder in cache.glob(f"{BUILDING}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime < ABANDONED:
+                continue
+            if (folder / LOCK).exists():
+                lock = os.open(folder / LOCK, os.O_RDWR)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                finally:
+                    os.close(lock)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -112,20 +127,3 @@ def _publish(folder: Path, entry: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise  # else another process was first, with the same content
-
-
-def _clear(cache: Path) -> None:
-    """Half-built folders of processes that are gone are gone too."""
-    for folder in cache.glob(f"{BUILDING}*"):
-        with suppress(OSError):
-            if time.time() - folder.stat().st_mtime < ABANDONED:
-                continue
-            if (folder / LOCK).exists():
-                lock = os.open(folder / LOCK, os.O_RDWR)
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
-                finally:
-                    os.close(lock)
-            shutil.rmtree(folder, ignore_errors=True)

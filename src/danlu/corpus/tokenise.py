@@ -93,6 +93,7 @@ def tokenise(
             kept[file.key] = Shard.of(shard)
     if missing:
         todo = list(missing.values())
+        entries.clear(cache)
         if sum(file.facts[1] for file in todo) < POOL_FROM:
             workers = 1
         _tell_rules(len(todo), tokenizer, announce)
@@ -192,13 +193,14 @@ def _write(
         tokenizer=encoder.fingerprint,
         eos_id=encoder.eos_id,
         created_by=f"danlu {__version__}",
+        sync_from=entries.SMALL,
     ) as writer:
         for batch, (ids, ends) in results:
             writer.add_many(ids, ends)
             empty += batch.empty
             rejects += len(batch.rejects)
             if batch.rejects:
-                with open(folder / entries.REJECTS, "a", encoding="utf-8") as listed:
+                with open(folder / entries.REJECTS, "a", encoding="utf-8", errors="backslashreplace") as listed:
                     listed.writelines(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in batch.rejects)
             if batch.last:
                 break

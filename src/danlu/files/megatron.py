@@ -179,11 +179,19 @@ class Writer:
     """Writes a shard document by document, in memory that does not grow with it.
 
     Used as a context: leaving it in peace publishes the files (``.idx`` last: a shard without it does not exist),
-    leaving it by an exception leaves nothing. What goes into ``sources`` stands in the sidecar.
+    leaving it by an exception leaves nothing. What goes into ``sources`` stands in the sidecar. A shard of fewer than
+    ``sync_from`` bytes is not forced to the disk: whoever asks for that checks it whole before it is used.
     """
 
     def __init__(
-        self, prefix: Path, *, vocab_size: int, tokenizer: str, eos_id: int, created_by: str = "danlu"
+        self,
+        prefix: Path,
+        *,
+        vocab_size: int,
+        tokenizer: str,
+        eos_id: int,
+        created_by: str = "danlu",
+        sync_from: int = 0,
     ) -> None:
         self.prefix = Path(prefix)
         self.vocab_size, self.tokenizer, self.eos_id, self.created_by = vocab_size, tokenizer, eos_id, created_by
@@ -193,6 +201,7 @@ class Writer:
         self._hash = xxhash.xxh3_128()
         self._pending: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
         self._pending_tokens = 0
+        self._sync_from = sync_from
         self._open = 0  # tokens of a document that has not ended
         self._temporary = {
             ending: self.prefix.with_name(f".{self.prefix.name}{ending}.{os.getpid()}.part")
@@ -260,12 +269,13 @@ class Writer:
         self._pending, self._pending_tokens = [], 0
 
     def _publish(self) -> None:
-        """Both files and the sidecar are there, durably; at no moment does a half of them look whole."""
+        """Both files and the sidecar are there; at no moment does a half of them look whole."""
         assert self._open == 0, "the last document was not ended"
         self._flush()
-        _settle(self._bin)
+        durable = self.n_tokens * self.dtype.itemsize + 20 * self.n_documents >= self._sync_from
+        _settle(self._bin, durable=durable)
         self._lengths.flush()
-        index_hash = self._write_index()
+        index_hash = self._write_index(durable=durable)
         for ending in (".idx", ".meta.json"):
             part(self.prefix, ending).unlink(missing_ok=True)
         self._temporary[".bin"].replace(part(self.prefix, ".bin"))
@@ -279,18 +289,19 @@ class Writer:
             xxh3_128={"bin": self._hash.hexdigest(), "idx": index_hash},
             created_by=self.created_by,
             sources=self.sources,
-        ).write(self.prefix)
+        ).write(self.prefix, durable=durable)
         self._temporary[".idx"].replace(part(self.prefix, ".idx"))
-        sync_folder(self.prefix.parent)
+        if durable:
+            sync_folder(self.prefix.parent)
 
-    def _write_index(self) -> str:
+    def _write_index(self, *, durable: bool) -> str:
         code = {name: code for code, name in DTYPES.items()}[self.dtype.str[1:]]
         state = xxhash.xxh3_128()
         with open(self._temporary[".idx"], "wb") as file:
             for block in self._index(code):
                 file.write(block)
                 state.update(block)
-            _settle(file)
+            _settle(file, durable=durable)
         return state.hexdigest()
 
     def _index(self, code: int) -> Iterator[bytes]:
@@ -343,9 +354,10 @@ def _agree(sidecar: Sidecar, shard: Index) -> None:
         )
 
 
-def _settle(file: IO[bytes]) -> None:
+def _settle(file: IO[bytes], *, durable: bool) -> None:
     file.flush()
-    os.fsync(file.fileno())
+    if durable:
+        os.fsync(file.fileno())
 
 
 def _told(failure: OSError, prefix: Path) -> Exception:

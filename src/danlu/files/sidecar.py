@@ -52,10 +52,14 @@ class Sidecar:
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise InputError(f"{file} is damaged ({error!r}); tokenise the text again.") from error
 
-    def write(self, prefix: Path) -> None:
+    def write(self, prefix: Path, *, durable: bool = True) -> None:
         """The sidecar stands beside the shard, whole."""
-        content = json.dumps(asdict(self), ensure_ascii=False, indent=1)
-        write_whole(part(prefix, ".meta.json"), content.encode() + b"\n")
+        file = part(prefix, ".meta.json")
+        content = json.dumps(asdict(self), ensure_ascii=False, indent=1).encode(errors="backslashreplace") + b"\n"
+        if durable:
+            write_whole(file, content)
+        else:
+            file.write_bytes(content)
 
 
 def prefix_of(path: Path) -> Path:

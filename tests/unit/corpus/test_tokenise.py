@@ -352,6 +352,14 @@ def test_paths_that_lead_nowhere(tmp_path: Path, name: str, reason: str) -> None
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl"))
+    path.write_text('{"text": "a"}\n{}\n')
+    assert run(path, cache=tmp_path / "cache", on_bad="skip") == [ids("a")]
+    (listed,) = (tmp_path / "cache").glob("*/rejects.jsonl")
+    assert json.loads(listed.read_text())["file"] == str(path)
+
+
 LINE = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_characters="\0")).map(
         lambda text: json.dumps({"text": text}).encode()

@@ -162,6 +162,21 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_shard_is_on_the_disk_unless_it_is_small_and_so_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), real(handle)))
+    for sync_from, documents, expected in ((0, 1, 5), (1000, 1, 0), (1000, 46, 5)):  # 22 bytes a document of one token
+        synced.clear()
+        with Writer(tmp_path / "a", vocab_size=9, tokenizer="t", eos_id=0, sync_from=sync_from) as writer:
+            for _ in range(documents):
+                writer.add([1])
+        assert len(synced) == expected  # three files, and the folder after the sidecar and at the end
+        verify(tmp_path / "a")
+
+
 def test_index_is_published_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every rename and removal, either no .idx is there or the three files belong together."""
     write(tmp_path / "a", [[1]])
