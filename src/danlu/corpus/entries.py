@@ -115,9 +115,10 @@ def told(cache: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Unhealthy(f"the disk is full: tokens are kept in {cache}. Free some and run it again.") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-            raise InputError(f"tokens cannot be kept in {cache}: {error.strerror}; choose another folder.") from error
-        raise
+        where = f" ({error.filename})" if error.filename else ""
+        raise InputError(
+            f"tokens cannot be kept in {cache}: {error.strerror}{where}; choose another folder."
+        ) from error
 
 
 def _publish(folder: Path, entry: Path) -> None:

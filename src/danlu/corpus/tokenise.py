@@ -18,6 +18,7 @@ from danlu.files import raw
 from danlu.files.document import Document, Reject
 from danlu.files.megatron import SMALL_VOCABULARY, Index, Writer, is_shard, verify
 from danlu.files.sidecar import checksum
+from danlu.files.stream import readable
 from danlu.files.text import Split
 
 OnBad = Literal["stop", "skip"]
@@ -124,7 +125,7 @@ def _look(path: Path, tokenizer: Encoder, split: Split, text: str, on_bad: OnBad
 
 
 def _facts(path: Path) -> tuple[int, int, int]:
-    facts = path.stat()
+    facts = readable(path)
     return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 

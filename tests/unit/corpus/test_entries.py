@@ -109,6 +109,7 @@ def test_what_a_killed_build_left_is_cleared_away_but_not_what_is_being_built(tm
         (errno.ENOSPC, Unhealthy, "disk is full"),
         (errno.EROFS, InputError, "Read-only file system; choose another folder"),
         (errno.EACCES, InputError, "Permission denied; choose another folder"),
+        (errno.ENOENT, InputError, "No such file or directory; choose another folder"),
     ],
 )
 def test_trouble_with_the_folder_is_told(

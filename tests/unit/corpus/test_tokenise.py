@@ -167,11 +167,12 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path, name: str, how: str) -> N
     assert len(list(cache.iterdir())) == 1
 
 
-def test_a_bad_record_stops_before_anything_is_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bad_record_stops_before_anything_is_made(tmp_path: Path, pool_always: None, workers: int) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n{"text": "b"}\n{"text": "\xe6\x28"}\n')
     with pytest.raises(InputError, match=r"a\.jsonl, line 3, byte 38: not UTF-8 at e6 28.*data\.on_bad") as error:
-        run(path, cache=tmp_path / "cache")
+        run(path, cache=tmp_path / "cache", workers=workers)
     assert error.value.code == 2
     assert list((tmp_path / "cache").iterdir()) == []
 
