@@ -172,7 +172,8 @@ class Model:
             elif what == "sync_folder":
                 names = {n: None for n in names if not n.startswith(f"{path}/")}
             elif what == "rename":
-                renames.append(index)
+                if "/" not in path:
+                    renames.append(index)
                 files = {_moved(n, path, second): None for n in files}
                 names = {_moved(n, path, second): None for n in names}
             elif what == "remove":
@@ -195,6 +196,8 @@ class Model:
                 bodies[names[folder]][file] = b""
             elif what == "append":
                 bodies[names[folder]][file] += content
+            elif what == "rename" and file:
+                bodies[names[folder]][second.partition("/")[2]] = bodies[names[folder]].pop(file)
             elif what == "rename":
                 names[second] = names.pop(path)
                 # A name that still holds another folder cannot be taken: then this rename is not there either.

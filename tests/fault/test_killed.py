@@ -21,5 +21,5 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_told_to_be_safe(tmp_path: P
     result = json.loads(done.stdout)
     print(f"seed {seed}, {world} ranks: {result}")
     assert result["skipped"] == 0  # what is not whole never has a checkpoint's name
-    assert result["last"] > trials  # runs did get on
-    assert result["cut_off"] > trials // 4  # and many were hit in the middle of a save
+    assert result["last"] > 2 + trials // 6  # runs did get on
+    assert result["cut_off"] > trials // 6  # and many were hit in the middle of a save

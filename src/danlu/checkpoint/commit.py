@@ -11,6 +11,7 @@ Ranks meet through files alone, never through collectives, so all of it can run 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -105,7 +106,7 @@ class Job:
     @property
     def facts_hash(self) -> str:
         """What every rank must agree on."""
-        return digest(seal({"facts": dict(self.facts), "metric": self.metric, "step": self.step}))
+        return digest(json.dumps([self.step, self.metric, self.facts], sort_keys=True).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,7 @@ def _write(job: Job) -> _Note | None:
 
 
 def write_part(job: Job) -> None:
-    """This rank's shard is durable, and then its table."""
+    """This rank's shard and table are durable. Rank 0 sees the table only then: it commits as soon as it sees it."""
     tensors = {name: piece.tensor for name, piece in job.pieces.items()}
     tensors |= {STREAM + name: tensor for name, tensor in job.streams.items()}
     header, spans = write_shard(job.disk, job.folder / shard_name(job.rank), tensors)
@@ -171,7 +172,9 @@ def write_part(job: Job) -> None:
         pieces=tuple(pieces),
         streams=tuple(streams),
     )
-    write_file(job.disk, job.folder / table_name(job.rank), [write_table(table)])
+    part = job.folder / f"{table_name(job.rank)}.part"
+    write_file(job.disk, part, [write_table(table)])
+    job.disk.rename(part, job.folder / table_name(job.rank))
 
 
 def _record(name: str, piece: Piece, span: Span) -> Part:
@@ -315,7 +318,7 @@ def _clear_earlier(job: Job) -> None:
 def _forget(job: Job, ranks: Iterable[int]) -> None:
     """Neither shard nor table of these ranks is left in this attempt."""
     for rank in ranks:
-        for name in (shard_name(rank), table_name(rank)):
+        for name in (shard_name(rank), table_name(rank), f"{table_name(rank)}.part"):
             with contextlib.suppress(OSError):
                 job.disk.remove(job.folder / name)
     with contextlib.suppress(OSError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import torch
+import xxhash
 from torch import Tensor
 
 from danlu.checkpoint.manifest import (
@@ -204,29 +204,30 @@ def _fetch(
     target = into[here]
     if whole and target.is_contiguous():
         return read_span(file, part.span, view_bytes(target)) or not check
-    if not check:
-        return _fetch_rows(file, part, target, there)
-    # A part of a slice is wanted, and only the whole of it has a hash.
-    stored = torch.empty(part.local, dtype=into.dtype)
-    sound = read_span(file, part.span, view_bytes(stored))
-    target.copy_(stored[there])
-    return sound
+    return _fetch_rows(file, part, target, there, check)
 
 
-def _fetch_rows(file: BinaryIO, part: Part, target: Tensor, there: tuple[slice, ...]) -> bool:
-    """The rows that are needed are read, a few megabytes at a time; whether they were there."""
+def _fetch_rows(file: BinaryIO, part: Part, target: Tensor, there: tuple[slice, ...], check: bool) -> bool:
+    """The same through a buffer of a few megabytes, however large the stored slice is.
+
+    Only the whole of it has a hash, so all of it is read where it is checked, else only the rows that are needed.
+    """
     row = part.span.size // part.local[0]
-    step = max(1, ROWS // row)
-    for first in range(there[0].start, there[0].stop, step):
-        last = min(first + step, there[0].stop)
-        rows = torch.empty((last - first, *part.local[1:]), dtype=target.dtype)
-        file.seek(part.span.start + first * row)
-        view, at = view_bytes(rows), 0
-        while at < len(view):
-            got = file.readinto(view[at:])  # type: ignore[attr-defined]
+    first, last = (0, part.local[0]) if check else (there[0].start, there[0].stop)
+    step = min(max(1, ROWS // row), last - first)
+    buffer = torch.empty((step, *part.local[1:]), dtype=target.dtype)
+    state, start = xxhash.xxh3_128(), there[0].start
+    file.seek(part.span.start + first * row)
+    for at in range(first, last, step):
+        rows = buffer[: min(step, last - at)]
+        view, filled = view_bytes(rows), 0
+        while filled < len(view):
+            got = file.readinto(view[filled:])  # type: ignore[attr-defined]
             if not got:
                 return False
-            at += got
-        start = first - there[0].start
-        target[start : start + last - first].copy_(rows[(slice(None), *there[1:])])
-    return math.prod(target.shape) > 0
+            filled += got
+        state.update(view)
+        low, high = max(at, start), min(at + len(rows), there[0].stop)
+        if low < high:
+            target[low - start : high - start].copy_(rows[(slice(low - at, high - at), *there[1:])])
+    return not check or state.hexdigest() == part.span.hash

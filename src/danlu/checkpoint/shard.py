@@ -63,7 +63,7 @@ def digest(content: bytes | memoryview) -> str:
 def view_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, without a copy: what is written there, is written in the tensor."""
     if not tensor.numel():
-        return memoryview(b"")
+        return memoryview(bytearray())
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from pathlib import Path
@@ -170,6 +171,35 @@ def test_abandon_ends_the_wait(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 5
 
 
+def test_nothing_is_committed_before_every_ranks_table_is_durable(tmp_path: Path) -> None:
+    class Late(Disk):
+        """The sync of a table takes its time, and fails."""
+
+        tables: set[int]
+
+        def create(self, path: Path) -> int:
+            handle = super().create(path)
+            self.tables = {handle} if ".json" in path.name else set()
+            return handle
+
+        def sync(self, handle: int) -> None:
+            if handle in self.tables:
+                self.tables = set()
+                time.sleep(0.2)
+                raise OSError(errno.EIO, "injected")
+            super().sync(handle)
+
+    def work(rank: int) -> object:
+        disk = Late() if rank == 1 else Disk()
+        return Saver(tmp_path, NOW, rank=rank, world=2, attempt="a", wait_seconds=20, disk=disk).save(
+            snapshot(1, rank, 2)
+        )
+
+    for result in each_rank(2, work):
+        assert isinstance(result, list) and isinstance(result[0], NotSaved), result
+    assert newest(tmp_path) is None
+
+
 def test_ranks_that_do_not_agree_on_facts_save_nothing(tmp_path: Path) -> None:
     def work(rank: int) -> object:
         saver = Saver(tmp_path, NOW, rank=rank, world=2, attempt="a", wait_seconds=20)
@@ -244,8 +274,6 @@ def test_a_folder_that_cannot_be_one_is_refused_at_start(tmp_path: Path, kind: s
 
 
 def test_a_full_disk_is_told_with_path_and_bytes(tmp_path: Path) -> None:
-    import errno
-
     class Full(Disk):
         def append(self, handle: int, content: bytes | memoryview) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
