@@ -146,7 +146,7 @@ def facts(point: Point, *, eta: bool = True) -> list[str]:
     if point.norm is not None:
         said.append(f"norm {point.norm:.3g}")
     if point.mfu is not None:
-        said.append(f"MFU {point.mfu:.0%}")
+        said.append(f"MFU {point.mfu:.0%}" if point.mfu >= 0.1 else f"MFU {point.mfu:.1%}")
     if point.memory is not None:
         said.append(f"memory {size(point.memory)}")
     elif point.resident is not None:

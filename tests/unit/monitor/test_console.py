@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console as Screen
 from rich.text import Text
 
-from danlu.monitor.console import Plain, Terminal, fit, open_console, size, span
+from danlu.monitor.console import Plain, Terminal, facts, fit, open_console, size, span
 from danlu.monitor.sinks import Evaluated, Point
 from tests.unit.monitor.reports import Clock
 
@@ -23,7 +23,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*(?<=[\[;])(3[0-8]|9[0-7])[;m]")
 
 
 def point(step: int, **changes: object) -> Point:
-    facts: dict[str, object] = {
+    known: dict[str, object] = {
         "step": step,
         "total_steps": 300,
         "logged": True,
@@ -43,7 +43,7 @@ def point(step: int, **changes: object) -> Point:
         "watts": None,
         "data_wait": 0.004,
     }
-    return Point(**(facts | changes))  # type: ignore[arg-type]
+    return Point(**(known | changes))  # type: ignore[arg-type]
 
 
 def test_a_file_gets_plain_lines_without_control_codes():
@@ -200,3 +200,8 @@ def test_words():
     assert size(1_240_000_000) == "1.24 GB"
     assert fit(["loss 4.2", "rate 1", "norm 2"], 16) == "loss 4.2  rate 1"
     assert fit(["loss 4.2"], 3) == ""
+
+
+def test_a_small_mfu_is_not_rounded_to_nothing():
+    assert "MFU 0.4%" in facts(point(1, mfu=0.0042))
+    assert "MFU 41%" in facts(point(1, mfu=0.4149))

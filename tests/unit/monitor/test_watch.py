@@ -356,3 +356,12 @@ def test_the_hook_costs_little(tmp_path):
         times.append(time.thread_time() - begun)
     hook.close()
     assert sorted(times)[100] < 2e-3
+
+
+def test_where_a_run_ends_early_its_last_step_is_shown(tmp_path):
+    out = io.StringIO()
+    hook = start(tmp_path, stream=out, clock=Clock())
+    for step in range(1, 6):
+        hook(report(step))
+    hook.close()
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/300", "5/300"]
