@@ -121,11 +121,12 @@ def package(root: Path, name: str, microjoules: int) -> Path:
 def test_power_is_energy_over_time_of_all_packages_and_of_nothing_within_them(tmp_path):
     first = package(tmp_path, "intel-rapl:0", 5_000_000)
     second = package(tmp_path, "intel-rapl:1", 1_000_000)
-    package(tmp_path, "intel-rapl:0:0", 3_000_000)  # a part of package 0, already in its sum
+    part = package(tmp_path, "intel-rapl:0:0", 3_000_000)  # a part of package 0, already in its sum
     now = [10.0]
     energy = device.Energy(tmp_path, clock=lambda: now[0])
     now[0] = 12.0
     first.write_text("25000000")
+    part.write_text("9000000")
     second.write_text("11000000")
     assert energy.watts() == pytest.approx((20 + 10) / 2)
     now[0] = 13.0
