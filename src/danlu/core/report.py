@@ -21,7 +21,7 @@ class Report:
     learning_rate the rate of this update
     tokens        tokens read by this update on all ranks, padding left out
     samples       ids of the rows of this rank
-    seconds       the whole step; data_seconds: of it, spent waiting for data (before the step)
+    seconds       the step; data_seconds: spent waiting for its data, before it
     """
 
     step: int

@@ -345,7 +345,7 @@ def test_what_is_not_built_is_refused():
 
 
 def test_the_hook_costs_little(tmp_path):
-    # The bound is for a busy machine; alone it is about 0.15 ms, a two-thousandth of the demo's step.
+    # The bound is for a busy machine: alone the hook takes a fraction of a millisecond.
     hook = start(tmp_path, plan={"eval_steps": 100}, stream=io.StringIO())
     assert isinstance(hook, Watch)
     times = []
