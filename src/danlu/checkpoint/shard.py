@@ -4,8 +4,8 @@ The format is safetensors' own (8 bytes of header length, a JSON header, the byt
 any tool of the field opens it. It is written here and not by the library for two reasons: the bytes are hashed as they
 pass, once, and a tensor on an accelerator is brought over one at a time.
 
-XXH3 and not SHA-256, because hashing must not be felt: 1.17 GB took 0.07 s against 0.7 s where this was made, and what
-it guards against is chance, not an enemy.
+XXH3 and not SHA-256, because hashing must not be felt: on one core 17 to 30 GB/s against 0.9 to 1.7 GB/s where this was
+made, so under 0.1 s for 1.17 GB; and what it guards against is chance, not an enemy.
 """
 
 from __future__ import annotations
