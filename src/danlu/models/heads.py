@@ -16,10 +16,10 @@ from danlu.core.batch import IGNORE
 ROWS = 1024
 # With a large vocabulary a thousand rows are much memory too, most of it touched for the first time at every call.
 BYTES = 128 * 2**20
-# Logits that are turned into probabilities at a time, in at least fp32. On a CPU about as many as its last cache holds:
-# smaller blocks are a tenth faster on idle cores, but half as fast where threads wait for busy ones at every block.
+# Logits that are turned into probabilities at a time, in at least fp32. On a CPU not as few as its caches would like:
+# blocks of 2**18 are a tenth faster on idle cores, but far slower where threads wait for busy ones at every block.
 # Elsewhere, enough to keep the device busy.
-BLOCK = 2**21
+BLOCK = 2**22
 BLOCK_DEVICE = 2**24
 
 
