@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danlu.files.document import Document, Reject
@@ -28,6 +28,7 @@ def parted(path: Path, **how: object) -> tuple[list[Document], list[Reject]]:
 USABLE = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 
 
+@settings(deadline=None)
 @given(st.lists(USABLE, max_size=6), st.booleans(), st.booleans(), st.sampled_from(["\n", "\r\n"]))
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, many: list[str], packed: bool, plain: bool, end: str

@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danlu.core.errors import InputError
@@ -21,6 +21,7 @@ def put(folder: Path, content: bytes, name: str = "f.txt") -> Path:
     return folder / name
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=30), max_size=8), st.booleans())
 def test_lines_are_what_split_gives(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], packed: bool) -> None:
     content = b"x" + b"\n".join(parts)  # begins with no magic bytes
@@ -56,6 +57,11 @@ def test_a_long_line_is_passed_over_and_named(tmp_path: Path, packed: bool) -> N
 @pytest.mark.parametrize("content", [b"x" * 10, b"x" * 9 + b"\n", b"\n" * 10])
 def test_a_line_of_just_the_limit_is_read(tmp_path: Path, content: bytes) -> None:
     assert all(isinstance(line, Line) for line in lines(put(tmp_path, content), limit=10))
+
+
+def test_a_line_of_one_byte_more_is_not(tmp_path: Path) -> None:
+    bad, after = lines(put(tmp_path, b"x" * 10 + b"\nnext\n"), limit=10)
+    assert isinstance(bad, Reject) and (bad.line, bad.byte) == (1, 0) and after == Line(b"next", 2, 11)
 
 
 def test_gzip_of_many_members(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danlu.files.document import Document, Reject
@@ -103,6 +103,7 @@ def test_a_carriage_return_inside_stays(tmp_path: Path) -> None:
 WORDS = st.text(st.sampled_from("ab 明\n\r\u2028é😀"), max_size=60)
 
 
+@settings(deadline=None)
 @given(WORDS, st.integers(5, 40), st.booleans())
 def test_a_long_file_comes_in_pieces_that_join_to_it(
     tmp_path_factory: pytest.TempPathFactory, text: str, segment: int, packed: bool
@@ -123,6 +124,7 @@ def test_pieces_end_behind_words(tmp_path: Path) -> None:
     assert all(one[-1].isalnum() and other[0] == "\n" for one, other in pairwise(pieces))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 400), st.sampled_from([b"\xff", b"\xe6\x28", b"\x00", b"\xf0\x9f\x98"]))
 def test_a_long_file_with_a_bad_byte_gives_nothing_but_its_place(
     tmp_path_factory: pytest.TempPathFactory, at: int, bad: bytes
