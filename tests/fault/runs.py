@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import multiprocessing
 import os
+import signal
+import socket
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +20,19 @@ name: fault
 folder: {folder}
 max_steps: {steps}
 model: {{kind: llama, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2,
-         intermediate_size: 64, max_position_embeddings: 64}}
+         intermediate_size: 64, max_position_embeddings: 64, tie_word_embeddings: true}}
 data: {{tokenizer: byte, train: [{text}], validation: 0.1, sequence_length: 32, split: line}}
-batch: {{global_batch_size: 8, micro_batch_size: 4}}
+batch: {{global_batch_size: 8}}
 optimizer: {{learning_rate: 1e-2, schedule: {{kind: cosine, warmup_steps: 3}}}}
 memory: {{precision: fp32}}
 checkpoint: {{save_steps: 3, keep_last: 2, keep_best: 1}}
 evaluate: {{eval_steps: 6}}
 monitor: {{tensorboard: false, curve: false}}
 """
+PRELOAD = ["danlu.train.loop", "danlu.cli.main", "danlu.cli.train", "danlu.checkpoint.model", "danlu.launch.local"]
+LIMIT_SECONDS = 120.0
+
+Prepare = Callable[[], None]
 
 
 def write_recipe(folder: Path, *, steps: int = 30) -> Path:
@@ -35,35 +45,92 @@ def write_recipe(folder: Path, *, steps: int = 30) -> Path:
     return path
 
 
-def start(recipe: Path, *overrides: str, prepare: Callable[[], None] | None = None) -> Any:
-    """The run goes on in a process of its own; its exit code is the command's."""
+@dataclass(frozen=True)
+class Moment:
+    """When a function is called for the `number`-th time in a process (on one rank), something is done first.
+
+    What is done: a signal to the process itself; or, with `fault` given, that error is raised in the caller.
+    """
+
+    module: str
+    name: str  # of a function, or Class.method
+    number: int = 1
+    signal: int = signal.SIGKILL
+    rank: int = 0
+    fault: str = ""
+    every: bool = False  # from then on
+
+    def __call__(self) -> None:
+        """The process is prepared."""
+        if int(os.environ.get("RANK", "0")) != self.rank:
+            return
+        owner: Any = importlib.import_module(self.module)
+        *path, name = self.name.split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        whole, calls = getattr(owner, name), 0
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == self.number or (self.every and calls > self.number):
+                if self.fault:
+                    raise RuntimeError(self.fault)
+                os.kill(os.getpid(), self.signal)
+            return whole(*arguments, **named)
+
+        setattr(owner, name, watched)
+
+
+def start(recipe: Path, *overrides: str, prepare: Prepare | None = None, ranks: int = 1) -> list[Any]:
+    """The run goes on in processes of its own, one a rank; the exit code of each is the command's."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["danlu.train.loop", "danlu.cli.main", "danlu.checkpoint.model"])
-    process = context.Process(target=_go, args=(recipe, overrides, prepare))
-    process.start()
-    return process
+    context.set_forkserver_preload(PRELOAD)
+    port = _free_port() if ranks > 1 else 0
+    processes = [
+        context.Process(target=_go, args=(recipe, overrides, prepare, rank, ranks, port)) for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    return processes
 
 
-def finish(recipe: Path, *overrides: str, prepare: Callable[[], None] | None = None, seconds: float = 90) -> int:
-    """The run's exit code, once it has ended."""
-    process = start(recipe, *overrides, prepare=prepare)
-    process.join(seconds)
-    if process.exitcode is None:
+def end(processes: list[Any], *, seconds: float = LIMIT_SECONDS) -> list[int]:
+    """The exit codes, once all have ended by themselves."""
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    late = [process for process in processes if process.exitcode is None]
+    for process in late:
         process.kill()
-        raise AssertionError(f"the run did not end within {seconds} seconds")
-    return process.exitcode
+        process.join()
+    assert not late, f"{len(late)} of {len(processes)} ranks did not end within {seconds} seconds"
+    return [process.exitcode for process in processes]
+
+
+def finish(recipe: Path, *overrides: str, prepare: Prepare | None = None, ranks: int = 1) -> int:
+    """The run's exit code, once it has ended; all ranks have the same."""
+    codes = set(end(start(recipe, *overrides, prepare=prepare, ranks=ranks)))
+    assert len(codes) == 1, codes
+    return codes.pop()
+
+
+def folder(recipe: Path) -> Path:
+    """The run's folder."""
+    return recipe.parent / "runs" / "fault"
 
 
 def metrics(recipe: Path) -> list[dict[str, Any]]:
     """What each update came to, without what only a clock can know."""
-    lines = (recipe.parent / "runs" / "fault" / "metrics.jsonl").read_text().splitlines()
+    lines = (folder(recipe) / "metrics.jsonl").read_text().splitlines()
     kept = ("step", "loss", "learning_rate", "grad_norm", "tokens", "sound", "eval_loss", "loss/language")
     return [{key: line[key] for key in kept if key in line} for line in map(json.loads, lines)]
 
 
-def events(recipe: Path) -> list[dict[str, Any]]:
-    """What happened, in order."""
-    return [json.loads(line) for line in (recipe.parent / "runs" / "fault" / "events.jsonl").read_text().splitlines()]
+def events(recipe: Path, *names: str) -> list[dict[str, Any]]:
+    """What happened, in order; only events of these names, if any are given."""
+    lines = (folder(recipe) / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if not names or event["event"] in names]
 
 
 def said(recipe: Path) -> str:
@@ -71,23 +138,71 @@ def said(recipe: Path) -> str:
     return (recipe.parent / "said.txt").read_text(errors="replace")
 
 
-def _go(recipe: Path, overrides: tuple[str, ...], prepare: Callable[[], None] | None) -> None:
-    from danlu.cli.main import main
+def forget_said(recipe: Path) -> None:
+    """What was said so far is no more."""
+    with open(recipe.parent / "said.txt", "w"):
+        pass
+
+
+def samples(recipe: Path) -> dict[tuple[int, int], list[str]]:
+    """The ids that each rank read at each position; a position that was read twice must have given the same ids."""
+    seen: dict[tuple[int, int], list[str]] = {}
+    for line in (recipe.parent / "samples.txt").read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):  # cut off by a kill
+            rank, at, ids = json.loads(line)
+            assert seen.setdefault((rank, at), ids) == ids
+    return seen
+
+
+def weights(recipe: Path) -> bytes:
+    """The published model's file."""
+    return (folder(recipe) / "model" / "model.safetensors").read_bytes()
+
+
+def same(recipe: Path, reference: Path) -> None:
+    """The two runs were the same to the bit: each update once, the data, the published weights, the last checkpoint."""
+    assert metrics(recipe) == metrics(reference)
+    assert samples(recipe) == samples(reference)
+    assert weights(recipe) == weights(reference)
+    ours, theirs = (sorted((folder(r) / "checkpoints").glob("step-*"))[-1] for r in (recipe, reference))
+    assert ours.name == theirs.name
+    shards = sorted(path.name for path in theirs.glob("*.safetensors"))
+    assert shards and all((ours / name).read_bytes() == (theirs / name).read_bytes() for name in shards)
+
+
+def _free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return made.getsockname()[1]
+
+
+def log_samples(path: Path) -> None:
+    """Every batch that this process takes is written down: rank, position, ids."""
     from danlu.data.source import Rows
 
-    out = os.open(recipe.parent / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
     take = Rows.take
 
     def logged(rows: Rows, micros: int) -> Any:
         at = rows.samples
         batches = take(rows, micros)
-        with (recipe.parent / "samples.txt").open("a") as file:
-            file.write(json.dumps([at, [sample for batch in batches for sample in batch.samples]]) + "\n")
+        ids = [sample for batch in batches for sample in batch.samples]
+        with path.open("a") as file:
+            file.write(json.dumps([rows.rank, at, ids]) + "\n")
         return batches
 
     Rows.take = logged  # type: ignore[method-assign]
+
+
+def _go(recipe: Path, overrides: tuple[str, ...], prepare: Prepare | None, rank: int, ranks: int, port: int) -> None:
+    from danlu.cli.main import main
+
+    out = os.open(recipe.parent / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    if ranks > 1:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    log_samples(recipe.parent / "samples.txt")
     if prepare is not None:
         prepare()
     raise SystemExit(main(["train", str(recipe), *overrides]))

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     log.start(rank=0, size=1)
     announce = functools.partial(print, flush=True)
     recipe = load(arguments.recipe, arguments.overrides)
-    recipe = open_folder(recipe, RunFolder(recipe.run_folder), restart=False, announce=announce)
+    recipe = open_folder(recipe, RunFolder(recipe.run_folder), ranks=arguments.nproc, announce=announce).recipe
     layout = recipe.parallel.over(arguments.nproc)
     alone = config.changed(recipe, "parallel", Parallel())
     materials = gather(

@@ -104,7 +104,8 @@ def _no_verb(verb: str) -> str:
 def _ended(error: BaseException, *, debug: bool) -> int:
     """What ended the verb has been said in one sentence; its exit code."""
     if isinstance(error, Failure):
-        _say(str(error), once=error.shared)
+        if not error.told:
+            _say(str(error), once=error.shared)
         return error.code
     if isinstance(error, KeyboardInterrupt):
         _say("interrupted", once=True)
@@ -117,6 +118,7 @@ def _sentence(error: BaseException) -> str:
     """What an unforeseen fault says, on one line."""
     said = " ".join(str(error).split())
     said = said if len(said) <= 500 else f"{said[:500]} …"
+    said = " ".join([*getattr(error, "__notes__", []), said])
     if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
         return f"out of memory: {said or 'no more was given'}; a smaller batch.micro_batch_size would need less"
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from danlu.recipe.recipe import Recipe
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,21 +27,24 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(arguments: argparse.Namespace) -> int:
     """The run is over, one way or the other: its exit code."""
-    from danlu.core import world
     from danlu.core.errors import InputError
+    from danlu.train.signals import listening
 
     if arguments.nproc < 1:
         raise InputError(f"--nproc {arguments.nproc}: at least one process is needed")
-    if arguments.nproc > 1 and world.here().size == 1:
-        return _spawn(arguments)
+    with listening() as told:  # before all that takes long to import
+        from danlu.core import world
+        from danlu.recipe.yaml import load
 
-    from danlu.recipe.yaml import load
-    from danlu.train.loop import train
+        recipe = load(arguments.recipe, arguments.overrides)
+        if arguments.nproc > 1 and world.here().size == 1:
+            return _spawn(arguments, recipe)
+        from danlu.train.loop import train
 
-    folder = train(load(arguments.recipe, arguments.overrides), restart=arguments.restart)
-    if world.here().first:
-        print(_next(folder.root))
-    return 0
+        folder = train(recipe, restart=arguments.restart, told=told)
+        if world.here().first:
+            print(_next(folder.root))
+        return 0
 
 
 def _next(folder: Path) -> str:
@@ -49,13 +56,12 @@ def _next(folder: Path) -> str:
     )
 
 
-def _spawn(arguments: argparse.Namespace) -> int:
+def _spawn(arguments: argparse.Namespace, recipe: Recipe) -> int:
     """Starts the ranks with torchrun's own launcher, after everything that needs no rank has been checked."""
     from danlu.launch import local
-    from danlu.recipe.yaml import load
+    from danlu.train.assemble import refuse
 
-    recipe = load(arguments.recipe, arguments.overrides)
-    recipe.parallel.over(arguments.nproc)
+    refuse(recipe, ranks=arguments.nproc)
     words = ["train", arguments.recipe, *arguments.overrides]
     words += ["--restart"] * arguments.restart + ["--debug"] * arguments.debug
     return local.start(words, count=arguments.nproc)

@@ -7,10 +7,12 @@ class Failure(Exception):
     """Ends the run with one plain sentence: what, where, and what would do.
 
     shared: every rank raises it alike, so that one of them may speak for all.
+    told: someone else has said why, so that nothing is printed.
     """
 
     code = 1
     shared = False
+    told = False
 
 
 class InputError(Failure):

@@ -15,11 +15,13 @@ from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from danlu.core.errors import Failure
 
 T = TypeVar("T")
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+PATIENCE = timedelta(days=7)  # while starting: the first rank may tokenise for hours while the others wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +46,45 @@ def here() -> World:
     return World(rank=rank, size=size, local_rank=local)
 
 
-def join(world: World, *, backend: str, timeout_seconds: float = 600) -> None:
+def join(world: World, *, backend: str, meeting: timedelta = timedelta(minutes=10)) -> None:
     """Every process of the world has met the others; nothing to do in a world of one.
 
-    Each attempt of torchrun's meets in a store of its own: in torch 2.13 the store is kept across restarts and holds
-    the dead ranks' addresses, so that a second attempt could never connect.
+    From now on they wait for each other as long as it takes, until ``hurry``. Each attempt of torchrun's meets in a
+    store of its own: in torch 2.13 the store is kept across restarts and holds the dead ranks' addresses, so that a
+    second attempt could never connect.
     """
     if world.size == 1 or dist.is_initialized():
         return
-    timeout = timedelta(seconds=timeout_seconds)
-    store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+    store, rank, size = next(dist.rendezvous("env://", timeout=meeting))
     attempt = dist.PrefixStore(f"attempt{os.environ.get(RESTARTS, '0')}", store)
-    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=PATIENCE)
+
+
+def hurry(*, seconds: float = 600) -> None:
+    """From now on a rank that does not answer for so long is lost: there is nothing left that only one of them does."""
+    if dist.is_initialized():
+        _set_pg_timeout(timedelta(seconds=seconds))
+
+
+def lost(error: BaseException) -> bool:
+    """Whether this is what a collective says when another rank is gone or does not answer."""
+    said = str(error)
+    return isinstance(error, RuntimeError) and any(mark in said for mark in ("gloo", "NCCL", "closed by peer"))
+
+
+def meet(world: World) -> None:
+    """Every rank has come to this point."""
+    if world.size > 1:
+        dist.barrier()
+
+
+def together(world: World, values: tuple[T, ...]) -> tuple[T, ...]:
+    """The values of all ranks, in the order of the ranks."""
+    if world.size == 1:
+        return values
+    each: list[tuple[T, ...]] = [()] * world.size
+    dist.all_gather_object(each, values)
+    return tuple(value for own in each for value in own)
 
 
 def prepare_children(count: int) -> None:

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import signal
 import sys
+import threading
+import time
 import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from types import FrameType
 
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+import psutil
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from danlu.core import world
-from danlu.core.errors import Failure, Interrupted
-from danlu.core.log import logger
+from danlu.core.errors import Failure, InputError, Interrupted, Unhealthy
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 300  # what ranks are given to finish their step and save, once told to stop
+MOURNING_SECONDS = 8  # what ranks are given to end by themselves, once another has failed
+LOOK_SECONDS = 0.1
 
 
 def start(words: list[str], *, count: int) -> int:
-    """`danlu WORDS` has run on `count` ranks; when one fails, the others are ended within seconds.
+    """`danlu WORDS` has run on `count` ranks, and no rank is left; when one fails, the others end within seconds.
 
-    The ranks meet on a free port of the loopback interface. Gives 0; a failure is raised with the exit code of the
-    rank that failed first, whose own message has been printed by itself.
+    The ranks meet on a free port of the loopback interface. A signal that asks for an end is passed on to all of them;
+    a second one ends them at once. Gives the exit code of the rank that failed first where that says all (2, 3, 75:
+    the rank has said why); else raises a Failure that names the rank.
     """
     world.prepare_children(count)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its tables would bury the cause
@@ -34,28 +46,121 @@ def start(words: list[str], *, count: int) -> int:
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=0,
-        monitor_interval=0.1,
-        shutdown_timeout=GRACE_SECONDS,
+        monitor_interval=LOOK_SECONDS,
         logs_specs=DefaultLogsSpecs(),
     )
+    outcome: Future[None] = Future()
+
+    def launch() -> None:
+        try:
+            elastic_launch(config, sys.executable)("-m", "danlu", *words)
+            outcome.set_result(None)
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    # In a thread of its own the launcher leaves signals to us: its own way would lose a second signal and the ranks'
+    # exit codes.
+    agent = threading.Thread(target=launch, name="danlu launch", daemon=True)
+    with _listening() as told:
+        agent.start()
+        try:
+            return _wait(outcome, told)
+        finally:
+            _end(_ranks())
+            agent.join(10)
+
+
+class _Told:
+    """Signals that asked for an end."""
+
+    def __init__(self) -> None:
+        self.by: list[int] = []
+        self.when = 0.0
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """The first is passed on to the ranks by whoever waits for them; a second one ends them here and now."""
+        self.by.append(number)
+        self.when = self.when or time.monotonic()
+        if len(self.by) > 1:
+            _end(_ranks())
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[_Told]:
+    told = _Told()
+    heard = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, told.hear) for number in heard}
     try:
-        elastic_launch(config, sys.executable)("-m", "danlu", *words)
-    except SignalException:
-        raise Interrupted("stopped by a signal; the same command goes on") from None
-    except ChildFailedError as error:
-        rank, first = min(error.failures.items(), key=lambda item: (item[1].timestamp, item[0]))
-        raise _failure(rank, first.exitcode) from None
-    logger.debug("all %d ranks ended well", count)
-    return 0
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _failure(rank: int, code: int) -> Failure:
-    if code == Interrupted.code:
-        return Interrupted("stopped by a signal; saved; the same command goes on")
+def _wait(outcome: Future[None], told: _Told) -> int:
+    """The exit code, once no rank runs any more."""
+    passed = late = False
+    while not outcome.done():
+        with contextlib.suppress(TimeoutError):
+            outcome.exception(LOOK_SECONDS)
+        if told.by and not passed and (running := _ranks()):
+            passed = True
+            for rank in running:
+                _send(rank, told.by[0])
+        if told.by and not late and time.monotonic() - told.when > GRACE_SECONDS:
+            late = True
+            _end(_ranks())
+    error = outcome.exception()
+    if error is None:
+        return 0
+    if not isinstance(error, ChildFailedError):
+        raise error
+    if late:
+        raise Failure(f"the ranks did not save within {GRACE_SECONDS} s and were ended; the same command goes on")
+    first, failure = _first(error.failures)
+    return _code(first, failure.exitcode, told)
+
+
+def _first(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """The rank that failed first. Times are whole seconds, so the order of noticing decides; a rank that was only
+    ended with the others is never the first."""
+    noticed = list(failures.items())
+    return next((item for item in noticed if item[1].exitcode != -signal.SIGTERM), noticed[0])
+
+
+def _code(rank: int, code: int, told: _Told) -> int:
+    """The exit code of the whole; raises what the rank could not say itself."""
+    if code in (InputError.code, Unhealthy.code, Interrupted.code):
+        return code
+    if told.by:
+        how = "at once, by a second signal" if len(told.by) > 1 else "before they listened"
+        failure = Interrupted(f"the ranks were ended {how}; the same command goes on from the newest checkpoint")
+        failure.code = 128 + told.by[-1] if len(told.by) > 1 else Interrupted.code
+        raise failure
     if code < 0:
-        return Failure(f"rank {rank} was killed by signal {-code}; the other ranks were ended")
-    failure = Failure(
-        f"rank {rank} failed first, with exit code {code} (its message stands above); the others were ended"
-    )
-    failure.code = code
-    return failure
+        name = signal.Signals(-code).name
+        why = "; most likely memory ran out" if code == -signal.SIGKILL else ""
+        raise Failure(
+            f"rank {rank} was killed by signal {-code} ({name}{why}), and the other ranks were ended; "
+            "the same command goes on from the newest checkpoint"
+        )
+    raise Failure(f"rank {rank} failed first, with exit code {code}: its message stands above; the others were ended")
+
+
+def _ranks() -> list[psutil.Process]:
+    """Processes that were started from here."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process().children()
+    return []
+
+
+def _send(rank: psutil.Process, number: int) -> None:
+    with contextlib.suppress(psutil.Error, OSError):
+        rank.send_signal(number)
+
+
+def _end(ranks: list[psutil.Process]) -> None:
+    """These ranks are gone, with whatever they started: each leads a session of its own."""
+    for rank in ranks:
+        with contextlib.suppress(OSError):
+            os.killpg(rank.pid, signal.SIGKILL)

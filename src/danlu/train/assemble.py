@@ -120,6 +120,13 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
     )
 
 
+def refuse(recipe: Recipe, *, ranks: int) -> None:
+    """Raises InputError for what can be known to be wrong with so many ranks before any of them starts."""
+    parallel = recipe.parallel.over(ranks)
+    _family(recipe, load_tokenizer(recipe.data.tokenizer))
+    _share(recipe, parallel)
+
+
 def build(materials: Materials) -> Run:
     """The run at its first step: weights have memory and values, the three layers hold them."""
     recipe, world, device = materials.recipe, materials.world, materials.device
@@ -187,23 +194,28 @@ def _footprint(shape: Shape, sequence_length: int, precision: Precision) -> Foot
     )
 
 
-def _micro_batch(recipe: Recipe, parallel: Parallel, footprint: Footprint, device: torch.device) -> int:
-    """Rows of one forward: the recipe's, or as many as fit. Refused where they do not divide a rank's share."""
-    ranks = parallel.ranks
-    batch = recipe.batch
+def _share(recipe: Recipe, parallel: Parallel) -> int:
+    """Rows of an update on one rank; refused where ranks cannot share them, or micro-batches do not divide them."""
+    ranks, batch = parallel.ranks, recipe.batch
     if batch.global_batch_size % ranks:
         raise InputError(
             f"batch.global_batch_size is {batch.global_batch_size}, which {ranks} ranks cannot share evenly; "
             f"{-(-batch.global_batch_size // ranks) * ranks} would do"
         )
     share = batch.global_batch_size // ranks
-    if batch.micro_batch_size == "auto":
-        free = devices.memory(device).free // (ranks if device.type == "cpu" else 1)
-        return rows_that_fit(footprint, rows=share, free_bytes=free, shards=int(parallel.shard))
-    if share % batch.micro_batch_size:
+    if batch.micro_batch_size != "auto" and share % batch.micro_batch_size:
         would = [size for size in range(1, share + 1) if share % size == 0]
         raise InputError(
             f"batch.micro_batch_size is {batch.micro_batch_size}, which does not divide the {share} rows of a rank; "
-            f"one of {', '.join(map(str, would))} would do"
+            f"one of {', '.join(map(str, would))} would do, or auto"
         )
-    return batch.micro_batch_size
+    return share
+
+
+def _micro_batch(recipe: Recipe, parallel: Parallel, footprint: Footprint, device: torch.device) -> int:
+    """Rows of one forward: the recipe's, or as many as fit."""
+    share, given = _share(recipe, parallel), recipe.batch.micro_batch_size
+    if given != "auto":
+        return given
+    free = devices.memory(device).free // (parallel.ranks if device.type == "cpu" else 1)
+    return rows_that_fit(footprint, rows=share, free_bytes=free, shards=int(parallel.shard))

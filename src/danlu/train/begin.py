@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from danlu.checkpoint.load import Found, candidates
+from danlu.checkpoint.lock import Lock
 from danlu.core import world as worlds
 from danlu.core.config import changed, differences
 from danlu.core.errors import InputError
@@ -14,29 +16,43 @@ from danlu.core.paths import RunFolder, write_whole
 from danlu.models import attention, count
 from danlu.monitor import environment
 from danlu.monitor.watch import Guard, Plan, Watch, watch
-from danlu.recipe.recipe import Recipe, resumes
+from danlu.recipe.recipe import DURATIONS, Recipe, resumes
 from danlu.recipe.yaml import load
 from danlu.train.assemble import Materials
 from danlu.train.run import Run
 
 
-def open_folder(recipe: Recipe, folder: RunFolder, *, restart: bool, announce: Callable[[str], None]) -> Recipe:
+class Opened(NamedTuple):
+    """The recipe that a run goes by, and which settings changed since it was there last."""
+
+    recipe: Recipe
+    changes: tuple[str, ...]
+
+
+def move_aside(folder: RunFolder, announce: Callable[[str], None]) -> None:
+    """The old run, if there is one and nobody is at work in it, has another name."""
+    if not folder.root.is_dir():
+        return
+    with Lock(folder.lock):
+        name = f"{folder.root.name}-before-{time.strftime('%Y%m%d-%H%M%S')}"
+        names = (folder.root.with_name(name + more) for more in ("", *(f"-{n}" for n in range(2, 100))))
+        aside = next(path for path in names if not path.exists())
+        folder.root.rename(aside)
+    announce(f"{folder.root.name}: the old run was moved to {aside}")
+
+
+def open_folder(recipe: Recipe, folder: RunFolder, *, ranks: int, announce: Callable[[str], None]) -> Opened:
     """The recipe that the run goes by: this one, with every `auto` as it was settled when the run began.
 
     A folder of another recipe is refused with the differences; those that a run may change on its way are announced.
-    With `restart` the old folder is moved aside first.
     """
-    if restart and folder.root.exists():
-        aside = folder.root.with_name(f"{folder.root.name}-before-{time.strftime('%Y%m%d-%H%M%S')}")
-        folder.root.rename(aside)
-        announce(f"{folder.root.name}: the old run was moved to {aside}")
     if not folder.recipe.exists():
         if candidates(folder.checkpoints):
             raise InputError(f"{folder.root}: holds checkpoints but no recipe.yaml; put it back, or use --restart")
-        return recipe
+        return Opened(recipe, ())
     old = load(str(folder.recipe))
     for path, before, after in differences(old, recipe):
-        if after == "auto" and not path.startswith("parallel."):
+        if after == "auto" and not _settled_anew(path, old, ranks):
             recipe = changed(recipe, path, before)
     allowed, refused = resumes(old, recipe)
     if refused:
@@ -46,9 +62,29 @@ def open_folder(recipe: Recipe, folder: RunFolder, *, restart: bool, announce: C
             "give this run another name, or use --restart to move the old folder aside and begin anew"
         )
     for path, before, after in allowed:
-        if not path.startswith("parallel."):
+        if after != "auto":
             announce(f"{path}: was {before}, is {after} from here on")
-    return recipe
+    return Opened(recipe, tuple(path for path, _, _ in allowed))
+
+
+def _settled_anew(path: str, old: Recipe, ranks: int) -> bool:
+    """Whether `auto` may come to something else than when the run began: it follows the number of ranks."""
+    return path.startswith("parallel.") or (path == "batch.micro_batch_size" and ranks != old.parallel.ranks)
+
+
+def finished(opened: Opened, folder: RunFolder, found: Found | None) -> bool:
+    """Whether the run came to its end, its last update or early stopping, and nothing asks for more of it."""
+    more = any(path in DURATIONS or path.startswith("evaluate.early_stopping") for path in opened.changes)
+    return found is not None and bool(found.manifest.facts.get("over")) and not more and folder.model.exists()
+
+
+def same_data(materials: Materials, folder: RunFolder, found: Found | None) -> None:
+    """A run goes on only with the text that it began with: raises InputError where any token of it has changed."""
+    if found is not None and (there := found.manifest.facts.get("data_id")) != materials.data_id:
+        raise InputError(
+            f"{folder.root}: the training data is not what it was when the run began (id {materials.data_id}, then "
+            f"{there}); put the old text back, or use --restart to begin anew"
+        )
 
 
 def open_watch(
@@ -90,11 +126,6 @@ def open_watch(
             variables=worlds.variables(),
         )
         write_whole(folder.environment, environment.content(facts))
-    if found is not None and (there := found.manifest.facts.get("data_id")) != materials.data_id:
-        raise InputError(
-            f"{folder.root}: the training data is not what it was when the run began (id {materials.data_id}, then "
-            f"{there}); put the old text back, or use --restart to begin anew"
-        )
     if found is None:
         made.event("started", total_steps=materials.total, world=materials.world.size)
     else:

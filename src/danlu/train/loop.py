@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import secrets
 import textwrap
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from danlu.core import device as devices
 from danlu.core import log
 from danlu.core import world as worlds
 from danlu.core.contracts import Signal
-from danlu.core.errors import Interrupted, Unhealthy
+from danlu.core.errors import Failure, InputError, Interrupted, Unhealthy
 from danlu.core.log import logger
 from danlu.core.paths import RunFolder
 from danlu.core.world import World
@@ -28,40 +29,51 @@ from danlu.monitor.watch import Guard, Watch
 from danlu.recipe import yaml
 from danlu.recipe.recipe import Recipe
 from danlu.train.assemble import Materials, build, gather
-from danlu.train.begin import open_folder, open_watch
+from danlu.train.begin import finished, move_aside, open_folder, open_watch, same_data
 from danlu.train.finish import finish, rehearse
 from danlu.train.run import Run
 from danlu.train.signals import Told, listening
 from danlu.train.state import restore, snapshot
 from danlu.train.step import step
 
+BEREFT_SECONDS = 3.0  # after losing a rank: time for its message and its end to come first
 
-def train(recipe: Recipe, *, restart: bool = False) -> RunFolder:
+
+def train(recipe: Recipe, *, restart: bool = False, told: Told | None = None) -> RunFolder:
     """The recipe's run has come to its end; gives its folder.
 
     Goes on from the newest whole checkpoint where the folder holds one. Raises InputError before anything is started,
-    Unhealthy after saving what was good, Interrupted when a signal ended it and everything is saved.
+    Unhealthy after saving what was good, Interrupted when a signal ended it and everything is saved. ``told``: what
+    hears signals, if something does already.
     """
     world = worlds.here()
     log.start(rank=world.rank, size=world.size)
-    with listening() as told:
+    with listening() if told is None else nullcontext(told) as told:
+        told.ranks = world.size > 1
         device = devices.choose(local_rank=world.local_rank)
-        worlds.join(world, backend=devices.backend_for(device))
         try:
+            worlds.join(world, backend=devices.backend_for(device))
             return _train(yaml.complete(recipe), told, world=world, device=device, restart=restart)
+        except RuntimeError as error:
+            if worlds.lost(error):
+                raise _bereft(told) from error
+            raise
         finally:
             worlds.leave()
 
 
 def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, restart: bool) -> RunFolder:
     folder = RunFolder(recipe.run_folder)
-    recipe = worlds.once(world, lambda: open_folder(recipe, folder, restart=restart, announce=logger.info))
+    if restart:
+        worlds.once(world, lambda: move_aside(folder, logger.info))
     with _locked(folder, world):
+        opened = worlds.once(world, lambda: open_folder(recipe, folder, ranks=world.size, announce=logger.info))
         found = worlds.once(world, lambda: newest(folder.checkpoints))
-        materials = gather(recipe, world=world, device=device, announce=logger.info)
-        if found is not None and found.step >= materials.total and folder.model.exists():
+        if found is not None and finished(opened, folder, found):
             logger.info("%s: this run is finished (%d updates); --restart begins it anew", folder.root, found.step)
             return folder
+        materials = gather(opened.recipe, world=world, device=device, announce=logger.info)
+        same_data(materials, folder, found)
         run = build(materials)
         if found is not None:
             restore(run, found)
@@ -76,12 +88,36 @@ def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, re
 @contextmanager
 def _locked(folder: RunFolder, world: World) -> Iterator[None]:
     """No other run is at work in the folder; the first rank holds it for all."""
-    lock = worlds.first_only(world, lambda: Lock(folder.lock))
+
+    def take() -> Lock:
+        try:
+            return Lock(folder.lock)
+        except OSError as error:
+            raise InputError(
+                f"{folder.root}: no run can be kept there ({error.strerror}: {error.filename}); "
+                "give it another place with folder=…"
+            ) from None
+
+    lock = worlds.first_only(world, take)
     try:
         yield
     finally:
         if lock is not None:
             lock.release()
+
+
+def _bereft(told: Told) -> Failure:
+    """What this rank says when another is gone: nothing, where its launcher knows of it and will say why.
+
+    It waits first, so that the message of the rank that failed, and that rank's end, come before its own.
+    """
+    told.wait_for_step()
+    until = time.monotonic() + BEREFT_SECONDS
+    while not told and time.monotonic() < until:
+        time.sleep(0.05)
+    failure = Failure("another rank failed, ended or does not answer; its own message says why")
+    failure.told = bool(told)
+    return failure
 
 
 class Loop:
@@ -98,18 +134,27 @@ class Loop:
             self.stopping.restore(found.manifest.facts["stopping"])
         self.watch: Watch | Guard = open_watch(run, materials, folder, found, room=self.saver.room)
         self.stopped_early = False
+        self.missed: str | None = None  # why the newest state was not saved
 
     def go(self) -> None:
         """Update after update, to the end."""
         try:
             gc.freeze()  # what assembling left behind need not be looked through again by every collection
+            worlds.hurry()
+            self.told.wait_for_step()
             while self.run.step < self.materials.total and not self.stopped_early:
                 self._update()
             self._settle(self.saver.finish())
             texts = finish(self.run, self.materials, self.folder, self.watch)
             self._farewell(self.watch.close(), texts)
+            if self._all_know(self.missed):
+                raise Unhealthy(
+                    f"the model is in {self.folder.model}, but the run's end could not be kept: {self.missed}"
+                )
         except BaseException as cause:
             self.saver.abandon()
+            if not isinstance(cause, Failure):
+                cause.add_note(f"in update {self.run.step + 1}:")
             self.watch.event("stopped", cause=str(cause) or type(cause).__name__)
             raise
         finally:
@@ -136,9 +181,9 @@ class Loop:
     def _update(self) -> None:
         """One update, and what is due after it: evaluate, save, leave."""
         run, settings, step_now = self.run, self.recipe, self.run.step + 1
-        if not run.step and run.compute.largest(bool(self.told)):
-            raise Interrupted(f"stopped by {self.told.by or 'a signal'} before the first update; nothing to save yet")
         report = step(run, run.source.take(self.materials.micros))
+        if not report.sound:  # whichever rank met it, its samples are to be known
+            report = replace(report, samples=worlds.together(run.compute.world, report.samples))
         signal = self.watch(replace(report, data_seconds=run.source.waited))
         signal = Signal(run.compute.largest(Signal.LEAVE if self.told else signal))
         last = step_now >= self.materials.total
@@ -148,12 +193,26 @@ class Loop:
         loss = self._evaluate() if measure and self.materials.held and signal < Signal.STOP else None
         if save or signal is not Signal.GO or self.stopped_early:
             self._save(loss, wait=signal >= Signal.STOP)
+        if signal >= Signal.STOP:
+            self._leave(signal)
+
+    def _leave(self, signal: Signal) -> None:
+        """Raises why the run ends here. No rank ends before all have saved: its launcher would end the others."""
+        missed = self._all_know(self.missed)
+        self.told.stop_listening()
+        worlds.meet(self.run.compute.world)
         if signal is Signal.STOP:
-            raise Unhealthy(self.watch.cause or "another rank found the run not healthy; its message says why")
-        if signal is Signal.LEAVE:
-            raise Interrupted(
-                f"stopped by {self.told.by or 'a signal'} after update {run.step}, and saved; the same command goes on"
-            )
+            cause = self.watch.cause or "another rank found the run not healthy; its message says why"
+            kept = f"The run is saved after update {self.run.step}, with the weights that were good."
+            raise Unhealthy(f"{cause} {self.missed or kept}")
+        by = f"stopped by {self.told.by or 'a signal'} after update {self.run.step}"
+        if missed:
+            raise Unhealthy(f"{by}, but that could not be kept: {self.missed or 'another rank says why'}")
+        raise Interrupted(f"{by}, and saved; the same command goes on")
+
+    def _all_know(self, missed: str | None) -> bool:
+        """Whether any rank could not save; the same on all of them."""
+        return bool(self.run.compute.largest(missed is not None))
 
     def _evaluate(self) -> float:
         """The loss over the whole validation set; early stopping has seen it."""
@@ -185,6 +244,7 @@ class Loop:
         facts = {
             "data_id": self.materials.data_id,
             "total": self.materials.total,
+            "over": self.stopped_early or self.run.step >= self.materials.total,
             "stopping": self.stopping.state() if self.stopping else None,
         }
         metric = loss if loss is not None and torch.tensor(loss).isfinite() else None
@@ -196,6 +256,7 @@ class Loop:
 
     def _settle(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
+            self.missed = outcome.message if isinstance(outcome, NotSaved) else None
             if isinstance(outcome, NotSaved):
                 self.watch.event("not_saved", step=outcome.step, cause=outcome.message)
                 logger.warning("step %d was not saved: %s", outcome.step, outcome.message)

@@ -1,35 +1,79 @@
-"""Told to stop from outside: the step is finished first."""
+"""Told to stop from outside: the step is finished and saved first."""
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+from danlu.core.errors import Interrupted
+
+# What batch systems, containers, keyboards and closed terminals send before the end.
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+TOGETHER = 1.0  # seconds; systems that signal a whole job reach a rank twice: directly, and through its launcher
 
 
 class Told:
-    """Whether this process was told to stop; the handler only remembers it, so that it is safe at any moment."""
+    """Whether this process was told to stop.
+
+    Before the first update there is nothing to save: a signal ends the start-up at once. From ``wait_for_step`` on it
+    is only remembered, and the loop looks at it after each step. A second one ends the process at once, by the
+    system's own rule. From ``stop_listening`` on all is saved, and nothing more is heard.
+    """
 
     def __init__(self) -> None:
         self.by: str | None = None
+        self.ranks = False  # of several: they are told twice, and their launcher can go without them
+        self._waits = self._deaf = False
+        self._when = 0.0
+        self._parent = os.getppid()
 
     def __bool__(self) -> bool:
+        if self.by is None and self.ranks and os.getppid() != self._parent:
+            self.by = "the end of its launcher"
         return self.by is not None
 
+    def wait_for_step(self) -> None:
+        """From here on a signal waits until the step is finished and saved."""
+        self._waits = True
+
+    def stop_listening(self) -> None:
+        """From here on signals change nothing any more."""
+        self._deaf = True
+
     def hear(self, number: int, frame: FrameType | None) -> None:
-        """Remember the signal; the same one again ends the process at once, by the system's own rule."""
-        self.by = signal.Signals(number).name
-        signal.signal(number, signal.SIG_DFL)
+        """Remember the signal, or act on it."""
+        if self._deaf:
+            return
+        now = time.monotonic()
+        if self.by is not None:
+            if self.ranks and now - self._when < TOGETHER:
+                return
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self.by, self._when = signal.Signals(number).name, now
+        if not self._waits:
+            raise Interrupted(f"stopped by {self.by} while starting, before any update; the same command begins again")
 
 
 @contextmanager
 def listening() -> Iterator[Told]:
-    """SIGTERM, SIGINT and SIGUSR1 (what batch systems send before the end) are heard; afterwards all is as before."""
+    """Signals that ask for an end are heard; afterwards all is as before.
+
+    Outside the main thread, where Python lets none be heard, nothing changes. A hang-up that is ignored (nohup) stays
+    ignored.
+    """
     told = Told()
-    before = {number: signal.signal(number, told.hear) for number in STOPS}
+    if threading.current_thread() is not threading.main_thread():
+        yield told
+        return
+    heard = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, told.hear) for number in heard}
     try:
         yield told
     finally:
