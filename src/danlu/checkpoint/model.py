@@ -103,7 +103,7 @@ def _write(
     control: dict[str, int | list[int]] = {name: value for name, value in ids.items() if value is not None}
     weights.save(folder, family, chain([first], rest), dtype=dtype or first[1].dtype, control=control)
     tokenizer.save(folder)
-    weights.load(folder)  # names and shapes are checked before it gives the first tensor
+    weights.load(folder, announce=False)  # names and shapes are checked before it gives the first tensor
 
 
 def _sync(path: Path) -> None:

@@ -28,6 +28,7 @@ from danlu.core.errors import InputError
 __all__ = ["NotSaved", "Piece", "Saved", "Saver", "Snapshot"]
 
 Outcome = Saved | NotSaved
+UNITS = ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 0), (1, "bytes", 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,14 +146,14 @@ class Saver:
         free, at_most = self._disk.free(self.folder), room_needed(size, self.settings)
         if free < size:
             raise InputError(
-                f"{self.folder}: a checkpoint takes {_gigabytes(size)} and only {_gigabytes(free)} are free; "
+                f"{self.folder}: a checkpoint takes {_in_words(size)} and only {_in_words(free)} are free; "
                 "free some room or give the run another folder"
             )
         held = sum(f.lstat().st_size for step in whole(self.folder) for f in (self.folder / step_name(step)).iterdir())
-        line = f"checkpoints: {_gigabytes(size)} each"
+        line = f"checkpoints: {_in_words(size)} each"
         if at_most is None:
-            return f"{line}, all kept; {_gigabytes(free)} free in {self.folder}: room for {free // max(size, 1)}"
-        line = f"{line}, at most {_gigabytes(at_most)} at once; {_gigabytes(free)} free in {self.folder}"
+            return f"{line}, all kept; {_in_words(free)} free in {self.folder}: room for {free // max(size, 1)}"
+        line = f"{line}, at most {_in_words(at_most)} at once; {_in_words(free)} free in {self.folder}"
         return line if free + held >= at_most else f"{line}: NOT ENOUGH, keep fewer (checkpoint.keep_last)"
 
     def _prepare(self) -> None:
@@ -220,5 +221,6 @@ class Saver:
             self._result = error
 
 
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"
+def _in_words(size: int) -> str:
+    unit, name, digits = next((u for u in UNITS if size >= u[0]), UNITS[-1])
+    return f"{size / unit:.{digits}f} {name}"

@@ -49,7 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _next(folder: Path) -> str:
     """What to try with a finished run."""
-    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    from danlu.core.paths import shown as as_typed
+
+    shown = as_typed(folder)
     return (
         f"Next: danlu generate {shown} --prompt 'Once upon a time' goes on with any text; {shown}/loss.png is the "
         "curve; danlu recipes shakespeare > mine.yaml is a recipe to start your own from."

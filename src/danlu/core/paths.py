@@ -54,6 +54,12 @@ class RunFolder:
         return self.root / ".lock"
 
 
+def shown(path: Path) -> Path:
+    """The path as a person would type it here: relative to the working folder where it lies in it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """The file holds exactly this content, durably; a crash leaves the old one or the new one, never a part."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,15 +49,18 @@ class _Entry:
     dtype: str
 
 
-def load(path: str | Path) -> tuple[Family, Iterator[tuple[str, Tensor]]]:
+def load(path: str | Path, *, announce: bool = True) -> tuple[Family, Iterator[tuple[str, Tensor]]]:
     """The family of a model (or run) folder, and its parameters by name, one after the other, in the file's dtype.
 
     All names and shapes are checked before the first tensor is read: whatever is missing, extra or mis-shaped is named
-    in one InputError. Known prefixes of names are taken off; tied weights come once.
+    in one InputError. Known prefixes of names are taken off; tied weights come once. How many there are is said,
+    unless ``announce`` is off.
     """
     folder = model_folder(path)
     family = read_config(folder)
-    entries = _match(family, _entries(folder), folder)
+    entries, said = _match(family, _entries(folder), folder)
+    if announce:
+        logger.info("%s", said)
     return family, _read(family, entries)
 
 
@@ -158,8 +162,8 @@ def _header(file: Path) -> list[_Entry]:
         raise InputError(f"{file} is damaged or no safetensors file: {error}.") from None
 
 
-def _match(family: Family, entries: Sequence[_Entry], folder: Path) -> dict[str, _Entry]:
-    """Each stored name to its entry; strict both ways, all faults in one error."""
+def _match(family: Family, entries: Sequence[_Entry], folder: Path) -> tuple[dict[str, _Entry], str]:
+    """Each stored name to its entry, and how many in words; strict both ways, all faults in one error."""
     shapes = stored_shapes(family)
     found: dict[str, _Entry] = {}
     faults: list[str] = []
@@ -187,8 +191,7 @@ def _match(family: Family, entries: Sequence[_Entry], folder: Path) -> dict[str,
     if head is not None and not torch.equal(_tensor(head), _tensor(found[family.stored()[0].name])):
         raise InputError(f"{folder}: config.json ties the head to the embedding, but {head.key} differs from it.")
     said = "".join(f", {count} after the prefix {prefix!r}" for prefix, count in renamed.items() if count)
-    logger.info("%s: %d of %d tensors loaded%s.", folder, len(found), len(shapes), said)
-    return found
+    return found, f"{folder}: {len(found)} of {len(shapes)} tensors loaded{said}."
 
 
 def _known(key: str, names: Mapping[str, Any]) -> tuple[str | None, str]:
@@ -343,7 +346,13 @@ class _Shards:
     def _write(self) -> None:
         part = self.folder / f".model-{len(self.written) + 1:05}.part"
         self.written.append((part, list(self.open)))
-        save_file(self.open, part, metadata={"format": "pt"})
+        try:
+            save_file(self.open, part, metadata={"format": "pt"})
+        except SafetensorError as error:  # it hides the system's own error in a text
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(part)) from None
         with open(part, "rb") as file:
             os.fsync(file.fileno())
         self.open, self.size = {}, 0

@@ -12,7 +12,7 @@ from danlu.core import world as worlds
 from danlu.core.config import changed, differences
 from danlu.core.errors import InputError
 from danlu.core.log import logger
-from danlu.core.paths import RunFolder, write_whole
+from danlu.core.paths import RunFolder, shown, write_whole
 from danlu.models import attention, count
 from danlu.monitor import environment
 from danlu.monitor.watch import Guard, Plan, Watch, watch
@@ -130,5 +130,5 @@ def open_watch(
         made.event("started", total_steps=materials.total, world=materials.world.size)
     else:
         made.event("resumed", checkpoint=found.path.name, skipped=list(found.skipped), world=materials.world.size)
-        logger.info("%s: going on after update %d of %d", folder.root, run.step, materials.total)
+        logger.info("%s: going on after update %d of %d", shown(folder.root), run.step, materials.total)
     return made

@@ -22,7 +22,7 @@ from danlu.core import world as worlds
 from danlu.core.contracts import Signal
 from danlu.core.errors import Failure, InputError, Interrupted, Unhealthy
 from danlu.core.log import logger
-from danlu.core.paths import RunFolder
+from danlu.core.paths import RunFolder, shown
 from danlu.core.world import World
 from danlu.eval.perplexity import Stopping, evaluate
 from danlu.monitor.watch import Guard, Watch
@@ -70,10 +70,13 @@ def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, re
         opened = worlds.once(world, lambda: open_folder(recipe, folder, ranks=world.size, announce=logger.info))
         found = worlds.once(world, lambda: newest(folder.checkpoints))
         if found is not None and finished(opened, folder, found):
-            logger.info("%s: this run is finished (%d updates); --restart begins it anew", folder.root, found.step)
+            logger.info(
+                "%s: this run is finished (%d updates); --restart begins it anew", shown(folder.root), found.step
+            )
             return folder
         materials = gather(opened.recipe, world=world, device=device, announce=logger.info)
         same_data(materials, folder, found)
+        torch.manual_seed(worlds.stream(recipe.seed, "torch", world.rank))  # nothing of ours draws from it; others may
         run = build(materials)
         if found is not None:
             restore(run, found)
@@ -145,7 +148,7 @@ class Loop:
             while self.run.step < self.materials.total and not self.stopped_early:
                 self._update()
             self._settle(self.saver.finish())
-            texts = finish(self.run, self.materials, self.folder, self.watch)
+            texts = self._publish()
             self._farewell(self.watch.close(), texts)
             if self._all_know(self.missed):
                 raise Unhealthy(
@@ -153,13 +156,24 @@ class Loop:
                 )
         except BaseException as cause:
             self.saver.abandon()
-            if not isinstance(cause, Failure):
+            if not isinstance(cause, Failure) and self.run.step < self.materials.total:
                 cause.add_note(f"in update {self.run.step + 1}:")
             self.watch.event("stopped", cause=str(cause) or type(cause).__name__)
             raise
         finally:
             self.run.source.close()
             self.watch.close()
+
+    def _publish(self) -> list[str]:
+        """The model is in the run's folder; gives the prompts gone on with. Where it cannot be, nothing is lost."""
+        try:
+            return finish(self.run, self.materials, self.folder, self.watch)
+        except InputError:
+            raise
+        except Failure as failure:
+            raise Unhealthy(
+                f"trained to the end, but {failure}; when that is mended, the same command goes on"
+            ) from None
 
     def _farewell(self, summary: dict[str, Any], texts: list[str]) -> None:
         """What the run came to, for whoever sits before it."""
@@ -175,7 +189,7 @@ class Loop:
             self.run.step,
             summary.get("wall_seconds", 0.0),
             "" if held is None else f", evaluation loss {held:.3f} at best",
-            self.folder.model,
+            shown(self.folder.model),
         )
 
     def _update(self) -> None:
@@ -259,7 +273,7 @@ class Loop:
             self.missed = outcome.message if isinstance(outcome, NotSaved) else None
             if isinstance(outcome, NotSaved):
                 self.watch.event("not_saved", step=outcome.step, cause=outcome.message)
-                logger.warning("step %d was not saved: %s", outcome.step, outcome.message)
+                logger.warning("%s", outcome.message)
             else:
                 self.watch.event(
                     "saved", step=outcome.step, path=str(outcome.path), stall_seconds=outcome.stall_seconds
