@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from danlu.checkpoint.save import Piece, Snapshot
 from danlu.checkpoint.shard import DTYPES
 from danlu.compute.shard import Slice, held, like
 from danlu.core.errors import InputError
+from danlu.core.log import logger
 from danlu.train.run import Run
 
 WEIGHTS, MOMENTS = "weights/", "optimizer/"  # before a weight's name; before a moment's kind and its weight's name
@@ -41,6 +42,7 @@ def restore(run: Run, found: Found) -> None:
         key: Want(part.shape, part.offset, tuple(part.local.shape), part.local.dtype) for key, part in weights.items()
     }
     stored = {part.name: part for table in found.tables for part in table.pieces}
+    _refuse_gaps(found, stored, run)
     for key, part in stored.items():
         if key.startswith(MOMENTS) and (weight := weights.get(WEIGHTS + _weight_of(key))):
             cut = part.shape == weight.shape  # a moment is cut as its weight is; a counter is whole everywhere
@@ -59,6 +61,26 @@ def restore(run: Run, found: Found) -> None:
     _restore_counters(run, found)
 
 
+def _refuse_gaps(found: Found, stored: Iterable[str], run: Run) -> None:
+    """Raises InputError where moments are missing that the updates made so far must have left.
+
+    A weight that never had a gradient has none at all, which is said; one that has some has all kinds.
+    """
+    have: dict[str, set[str]] = {}
+    for key in stored:
+        if key.startswith(MOMENTS):
+            have.setdefault(_weight_of(key), set()).add(key.split("/")[1])
+    kinds = set().union(*have.values())
+    missing = [f"{MOMENTS}{kind}/{name}" for name, some in have.items() for kind in sorted(kinds - some)]
+    counters = found.manifest.facts.get("run", {})
+    if not have and counters.get("step", 0) > counters.get("skipped", 0):
+        missing = ["the optimiser's state of every weight"]
+    if missing:
+        raise InputError(f"{found.path}: a part of the run's state is missing: {', '.join(missing)}")
+    if have and (without := sorted(run.weights.keys() - have.keys())):
+        logger.warning("%s: no optimiser state for %s: no gradient had reached it", found.path, ", ".join(without))
+
+
 def restore_weights(run: Run, found: Found) -> None:
     """The weights are the checkpoint's; nothing else has moved."""
     weights = {WEIGHTS + name: held(parameter, rank=0) for name, parameter in run.weights.items()}
@@ -75,9 +97,14 @@ def _restore_counters(run: Run, found: Found) -> None:
         run.source.seek(counters["source"])
     except KeyError as error:
         raise InputError(f"{found.path}: its facts hold no {error}; it was not written by a run of danlu") from None
+    except InputError as error:
+        raise InputError(f"{found.path}: {error}") from None
     states = streams(found, run.compute.world.rank, run.compute.world.size)
-    if states is not None:
-        torch.set_rng_state(states[RANDOM])
+    if states is None:
+        return  # another number of ranks: each begins a stream of its own
+    if RANDOM not in states:
+        raise InputError(f"{found.path}: a part of the run's state is missing: the random stream {RANDOM!r}")
+    torch.set_rng_state(states[RANDOM])
 
 
 def _slices(run: Run) -> dict[str, Slice]:
