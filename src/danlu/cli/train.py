@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.nproc < 1:
         raise InputError(f"--nproc {arguments.nproc}: at least one process is needed")
-    with listening() as told:  # before all that takes long to import
+    with listening(owner=True) as told:  # before all that takes long to import
         from danlu.core import world
         from danlu.recipe.yaml import load
 

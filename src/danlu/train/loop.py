@@ -49,7 +49,7 @@ def train(recipe: Recipe, *, restart: bool = False, told: Told | None = None) ->
     world = worlds.here()
     log.start(rank=world.rank, size=world.size)
     with listening() if told is None else nullcontext(told) as told:
-        told.ranks = world.size > 1
+        told.ranks, told.name = world.size > 1, f"[rank {world.rank}] " if world.size > 1 else ""
         device = devices.choose(local_rank=world.local_rank)
         try:
             worlds.join(world, backend=devices.backend_for(device))

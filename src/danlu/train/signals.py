@@ -20,14 +20,18 @@ TOGETHER = 1.0  # seconds; systems that signal a whole job reach a rank twice: d
 class Told:
     """Whether this process was told to stop.
 
-    Before the first update there is nothing to save: a signal ends the start-up at once. From ``wait_for_step`` on it
+    Before the first update there is nothing to save: a signal ends the start-up at once. ``owner``: the process is
+    ours alone, and ends with it; what an exception would do depends on what is being imported just then, for libraries
+    swallow some and go on half-made. (A run may be killed at any moment without loss.) From ``wait_for_step`` on it
     is only remembered, and the loop looks at it after each step. A second one ends the process at once, by the
     system's own rule. From ``stop_listening`` on all is saved, and nothing more is heard.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, owner: bool = False) -> None:
         self.by: str | None = None
-        self.ranks = False  # of several: they are told twice, and their launcher can go without them
+        self.owner = owner
+        self.ranks = False  # one of several: they are told twice, and their launcher can go without them
+        self.name = ""  # before what it says
         self._waits = self._deaf = False
         self._when = 0.0
         self._parent = os.getppid()
@@ -58,17 +62,21 @@ class Told:
             return
         self.by, self._when = signal.Signals(number).name, now
         if not self._waits:
-            raise Interrupted(f"stopped by {self.by} while starting, before any update; the same command begins again")
+            end = Interrupted(f"stopped by {self.by} while starting, before any update; the same command begins again")
+            if not self.owner:
+                raise end
+            os.write(2, f"{self.name}{end}\n".encode())
+            os._exit(Interrupted.code)
 
 
 @contextmanager
-def listening() -> Iterator[Told]:
-    """Signals that ask for an end are heard; afterwards all is as before.
+def listening(*, owner: bool = False) -> Iterator[Told]:
+    """Signals that ask for an end are heard; afterwards all is as before. ``owner``: see ``Told``.
 
     Outside the main thread, where Python lets none be heard, nothing changes. A hang-up that is ignored (nohup) stays
     ignored.
     """
-    told = Told()
+    told = Told(owner=owner)
     if threading.current_thread() is not threading.main_thread():
         yield told
         return

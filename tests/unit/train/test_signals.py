@@ -23,6 +23,19 @@ def test_while_starting_it_ends_at_once_and_handlers_are_put_back(number: int) -
     assert [signal.getsignal(each) for each in STOPS] == before
 
 
+def test_a_process_of_ours_says_so_and_ends_whatever_it_was_doing() -> None:
+    script = (
+        "import os, time\nfrom danlu.train.signals import listening\n"
+        "with listening(owner=True) as told:\n told.name = '[rank 1] '\n"
+        " try: os.kill(os.getpid(), 15); time.sleep(1)\n except BaseException: print('swallowed')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (75, "")
+    assert (
+        done.stderr == "[rank 1] stopped by SIGTERM while starting, before any update; the same command begins again\n"
+    )
+
+
 def test_on_the_way_it_is_remembered() -> None:
     with listening() as told:
         told.wait_for_step()

@@ -23,7 +23,6 @@ from danlu.train.step import step
 from tests.fault.runs import write_recipe
 from tests.ranks import Ranks
 
-
 ALONE = World()
 
 

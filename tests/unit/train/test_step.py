@@ -1,0 +1,86 @@
+"""One update: what it learns, what it counts, and what it says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from danlu.core.batch import IGNORE
+from danlu.core.world import World
+from danlu.recipe.yaml import load
+from danlu.train.assemble import build, gather
+from danlu.train.run import Run
+from danlu.train.step import step
+from tests.fault.runs import write_recipe
+
+
+def assembled(folder: Path, text: str, *overrides: str, split: str = "document") -> tuple[Run, int]:
+    recipe = write_recipe(folder)
+    (folder / "lines.txt").write_text(text)
+    materials = gather(
+        load(str(recipe), ["data.validation=0", f"data.split={split}", *overrides]),
+        world=World(),
+        device=torch.device("cpu"),
+        announce=lambda said: None,
+    )
+    return build(materials), materials.micros
+
+
+def test_a_cyclic_text_is_learned_and_gone_on_with(tmp_path: Path) -> None:
+    """Labels shifted twice would learn the token after the next one, with a loss that falls just as well."""
+    run, micros = assembled(tmp_path, "abcdefgh" * 400, "optimizer.learning_rate=2e-2")
+    reports = [step(run, run.source.take(micros)) for _ in range(30)]
+    run.source.close()
+    assert reports[0].loss > 5 and reports[-1].loss < 0.3
+    ids = list(b"abc")
+    with torch.no_grad():
+        for _ in range(10):
+            tokens = torch.tensor([ids])
+            places = torch.arange(len(ids))[None]
+            hidden = run.compute.model(tokens, places, torch.zeros_like(tokens), packed=False)
+            ids.append(int(run.compute.heads["language"].logits(hidden)[0, -1].argmax()))
+    assert bytes(ids) == b"abcdefghabcde"[: len(ids)]
+
+
+def test_the_loss_is_that_of_an_independent_computation(tmp_path: Path) -> None:
+    """Cross entropy of whole logits against the tokens themselves, one place on, within each document."""
+    text = "\n\n".join("abcdefghij"[: 2 + n % 9] * 3 for n in range(60))
+    run, micros = assembled(tmp_path, text, "batch.micro_batch_size=2", split="paragraph")
+    batches = run.source.take(micros)
+    losses, labelled = 0.0, 0
+    with torch.no_grad():
+        for batch in batches:
+            hidden = run.compute.forward(batch).hidden
+            logits = run.compute.heads["language"].logits(hidden)
+            for row in range(len(batch.tokens)):
+                tokens, document, labels = batch.tokens[row], batch.documents[row], batch.labels[row]
+                inside = document[1:] == document[:-1]
+                asked = labels[:-1] != IGNORE
+                assert torch.equal(labels[:-1][asked & inside], tokens[1:][asked & inside])
+                assert not (asked & ~inside).any()  # the first token of a document is nobody's target
+                losses += F.cross_entropy(logits[row], labels, ignore_index=IGNORE, reduction="sum").item()
+                labelled += int((labels != IGNORE).sum())
+    report = step(run, batches)
+    run.source.close()
+    assert report.weights["language"].item() == labelled
+    assert report.loss == pytest.approx(losses / labelled, rel=1e-5)
+    assert (
+        report.sound and report.step == run.step == 1 and report.samples == tuple(s for b in batches for s in b.samples)
+    )
+    assert report.learning_rate == pytest.approx(0.01 / 3)
+
+
+def test_a_step_without_a_label_moves_nothing_and_is_no_number_that_is_not_one(tmp_path: Path) -> None:
+    run, micros = assembled(tmp_path, "abcdefgh" * 200)
+    batches = run.source.take(micros)
+    for batch in batches:
+        batch.labels.fill_(IGNORE)
+    before = {name: weight.detach().clone() for name, weight in run.weights.items()}
+    report = step(run, batches)
+    run.source.close()
+    assert report.loss == 0.0 and report.norm.item() == 0.0 and report.weights["language"].item() == 0
+    moved = [name for name, weight in run.weights.items() if not torch.equal(weight, before[name])]
+    assert all(run.weights[name].dim() >= 2 for name in moved)  # weight decay alone
