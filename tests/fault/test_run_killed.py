@@ -88,6 +88,7 @@ def test_killed_at_random_moments(unhurt: tuple[Path, float], tmp_path: Path) ->
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_killed_a_hundred_times_on_two_ranks(tmp_path: Path) -> None:
     """One rank of two is killed; the other ends by itself; together they go on."""
     reference = runs.write_recipe(tmp_path / "unhurt")

@@ -66,6 +66,12 @@ def hurry(*, seconds: float = 600) -> None:
         _set_pg_timeout(timedelta(seconds=seconds))
 
 
+def take_time() -> None:
+    """From now on ranks wait for each other as long as it takes, as before ``hurry``."""
+    if dist.is_initialized():
+        _set_pg_timeout(PATIENCE)
+
+
 def lost(error: BaseException) -> bool:
     """Whether this is what a collective says when another rank is gone or does not answer."""
     said = str(error)

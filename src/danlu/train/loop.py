@@ -56,7 +56,7 @@ def train(recipe: Recipe, *, restart: bool = False, told: Told | None = None) ->
             return _train(yaml.complete(recipe), told, world=world, device=device, restart=restart)
         except RuntimeError as error:
             if worlds.lost(error):
-                raise _bereft(told) from error
+                raise _bereft(told, str(error).partition("\n")[0]) from error
             raise
         finally:
             worlds.leave()
@@ -109,7 +109,7 @@ def _locked(folder: RunFolder, world: World) -> Iterator[None]:
             lock.release()
 
 
-def _bereft(told: Told) -> Failure:
+def _bereft(told: Told, said: str) -> Failure:
     """What this rank says when another is gone: nothing, where its launcher knows of it and will say why.
 
     It waits first, so that the message of the rank that failed, and that rank's end, come before its own.
@@ -118,7 +118,7 @@ def _bereft(told: Told) -> Failure:
     until = time.monotonic() + BEREFT_SECONDS
     while not told and time.monotonic() < until:
         time.sleep(0.05)
-    failure = Failure("another rank failed, ended or does not answer; its own message says why")
+    failure = Failure(f"another rank failed, ended or does not answer ({said[:300]}); its own message says why")
     failure.told = bool(told)
     return failure
 
@@ -166,6 +166,7 @@ class Loop:
 
     def _publish(self) -> list[str]:
         """The model is in the run's folder; gives the prompts gone on with. Where it cannot be, nothing is lost."""
+        worlds.take_time()  # the first rank writes alone
         try:
             return finish(self.run, self.materials, self.folder, self.watch)
         except InputError:
