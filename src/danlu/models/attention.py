@@ -2,14 +2,13 @@
 
 A packed document sees itself alone, on every path:
 
-loop    each document by itself, causal (CPU; any device or dtype that varlen does not serve)
+loop    each document by itself, causal (CPU, long rows; any device or dtype that varlen does not serve)
 mask    one dense mask a forward, shared by the layers (CPU, rows of many very short documents)
 varlen  all documents in one call of the variable-length flash kernel (CUDA, half precision)
 """
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -22,9 +21,10 @@ from danlu.models.rope import Rotation, rotate
 from danlu.models.shape import Shape
 
 Path = Literal["mask", "loop", "varlen"]
-# On CPU the loop took 0.1 to 0.9 of plain causal attention's time, as it leaves out what no document reads; the mask
-# took 1.0 to 1.9. With documents this short on average, in rows no longer than this, the calls cost more.
-SHORT_DOCUMENT, SHORT_ROW = 16, 512
+# On two CPU cores, forward and backward, a mask took 1.0 to 1.6 times plain causal attention's time in rows of 256 and
+# 512 tokens, where a call a document took 0.7 to 6.7 (worst in bf16); from 1,024 on a mask took 1.3 to 2.4, and the
+# calls, which leave out what no document reads, 0.2 to 1.5.
+MASK_UP_TO = 512
 
 
 class Scope(NamedTuple):
@@ -40,19 +40,11 @@ class Scope(NamedTuple):
     cuts: Tensor | None = None
 
 
-def choose(device: torch.device, dtype: torch.dtype, length: int, *, average: float = math.inf) -> Path:
-    """The path for packed rows of that length, in the dtype that attention runs in; `average` tokens a document."""
+def choose(device: torch.device, dtype: torch.dtype, length: int) -> Path:
+    """The path for packed rows of that length, in the dtype that attention runs in."""
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         return "varlen"
-    short = device.type == "cpu" and length <= SHORT_ROW and average < SHORT_DOCUMENT
-    return "mask" if short or device.type == "meta" else "loop"
-
-
-def average_document(documents: Tensor) -> float:
-    """Tokens a document of these rows has; not asked of a device that would have to be waited for."""
-    if documents.device.type != "cpu":
-        return math.inf
-    return documents.numel() / (len(documents) + int((documents[:, 1:] != documents[:, :-1]).sum()))
+    return "mask" if device.type == "meta" or (device.type == "cpu" and length <= MASK_UP_TO) else "loop"
 
 
 def scope(documents: Tensor, *, packed: bool, held: int, new: int, path: Path) -> Scope:

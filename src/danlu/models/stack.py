@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from danlu.core.contracts import Cache
-from danlu.models.attention import Attention, Path, Scope, average_document, choose, scope
+from danlu.models.attention import Attention, Path, Scope, choose, scope
 from danlu.models.heads import LanguageHead
 from danlu.models.mlp import Mlp
 from danlu.models.norm import Norm, working_dtype
@@ -82,8 +81,7 @@ class Trunk(nn.Module):
         if self.shape.positions == "rope":
             turn = rotation(positions, head_dim=self.shape.head_dim, theta=self.shape.theta, dtype=dtype)
         held, new = 0 if cache is None else cache.length, positions.shape[1]
-        average = average_document(documents) if packed and self.path is None else math.inf
-        path = self.path or choose(hidden.device, dtype, new, average=average)
+        path = self.path or choose(hidden.device, dtype, new)
         seen = scope(documents, packed=packed, held=held, new=new, path=path)
         for block in self.blocks.values():
             hidden = block(hidden, turn, seen, cache)

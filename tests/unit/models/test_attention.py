@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from danlu.models import attention
-from danlu.models.attention import Attention, Scope, attend, average_document, choose, scope, together
+from danlu.models.attention import Attention, Scope, attend, choose, scope, together
 from tests.unit.models.tiny import FAMILIES, alone, lively, row
 
 PATHS: list[attention.Path] = ["mask", "loop"]  # varlen runs on CUDA alone
@@ -145,12 +145,8 @@ def test_hooked_parts_are_called_as_they_are() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_the_path_follows_device_dtype_and_documents() -> None:
+def test_the_path_follows_device_dtype_and_length() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert choose(cpu, torch.float32, 512) == "loop"
-    assert choose(cuda, torch.bfloat16, 512, average=4.0) == "varlen"
-    assert choose(cuda, torch.float32, 512, average=4.0) == "loop"  # never a dense mask there
-    for lengths, average, path in (([100, 156], 128, "loop"), ([8] * 32, 8, "mask"), ([8] * 128, 8, "loop")):
-        documents = row(lengths)[2]
-        assert average_document(documents) == average
-        assert choose(cpu, torch.float32, documents.shape[1], average=average) == path
+    assert [choose(cpu, torch.float32, length) for length in (512, 1024)] == ["mask", "loop"]
+    assert choose(cuda, torch.bfloat16, 512) == "varlen"
+    assert choose(cuda, torch.float32, 512) == "loop"  # never a dense mask there
