@@ -3,7 +3,7 @@
 A packed document sees itself alone, on every path:
 
 loop    each document by itself, causal (CPU, long rows; any device or dtype that varlen does not serve)
-mask    one dense mask a forward, shared by the layers (CPU, rows of many very short documents)
+mask    one dense mask a forward, shared by the layers (CPU, short rows)
 varlen  all documents in one call of the variable-length flash kernel (CUDA, half precision)
 """
 
