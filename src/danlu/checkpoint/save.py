@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from danlu.checkpoint.keep import Checkpoint, room_needed
 from danlu.checkpoint.manifest import step_name, step_of
 from danlu.checkpoint.pieces import Piece
 from danlu.checkpoint.shard import view_bytes
-from danlu.core.errors import InputError
+from danlu.core.errors import Bereft, InputError
 
 __all__ = ["NotSaved", "Piece", "Saved", "Saver", "Snapshot"]
 
@@ -60,7 +60,8 @@ class Saver:
     """Writes a run's checkpoints, from every rank alike: each rank has one, and calls it at the same steps.
 
     ``attempt`` names this start of the run, the same on all ranks (rank 0 draws it and tells the others); one process
-    may leave it out. ``wait_seconds`` is how long ranks wait for each other's files before the save is a failure.
+    may leave it out. ``wait_seconds`` is how long ranks wait for each other's files before the save is a failure;
+    ``gone`` says at once that another rank will never come.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Saver:
         world: int = 1,
         attempt: str = "",
         wait_seconds: float = 1800,
+        gone: Callable[[], bool] = lambda: False,
         disk: Disk | None = None,
     ):
         if world > 1 and not re.fullmatch(r"\w+", attempt):
@@ -84,6 +86,7 @@ class Saver:
         self._count = 0
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._gone = gone
         self._result: Outcome | BaseException | None = None
         self._last: int | None = None
         self._host: dict[str, Tensor] = {}
@@ -113,7 +116,11 @@ class Saver:
     def finish(self) -> list[Outcome]:
         """No save is in flight; gives what came of the last one, once. Raises what went wrong, as ``save`` does."""
         if self._thread is not None:
-            self._thread.join()
+            while self._thread.is_alive():
+                self._thread.join(0.2)
+                if self._thread.is_alive() and self._gone():
+                    self.abandon()
+                    raise Bereft(f"a save in {self.folder} waits for another rank, which is gone")
             self._thread = None
         result, self._result = self._result, None
         if isinstance(result, BaseException):

@@ -28,6 +28,10 @@ class Unhealthy(Failure):
     shared = True
 
 
+class Bereft(Failure):
+    """Another rank is gone; its own message, or its launcher's, says why."""
+
+
 class Interrupted(Failure):
     """Told to stop by a signal; saved; the same command goes on."""
 

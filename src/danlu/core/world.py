@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
@@ -76,6 +77,26 @@ def lost(error: BaseException) -> bool:
     """Whether this is what a collective says when another rank is gone or does not answer."""
     said = str(error)
     return isinstance(error, RuntimeError) and any(mark in said for mark in ("gloo", "NCCL", "closed by peer"))
+
+
+def neighbours(world: World) -> tuple[int, ...]:
+    """The process ids of the other ranks that this one can see: those on its machine, in its room of process ids."""
+    room = Path("/proc/self/ns/pid")
+    place = (socket.gethostname(), str(room.readlink()) if room.exists() else "")
+    everyone = together(world, ((place, os.getpid()),))
+    return tuple(pid for there, pid in everyone if there == place and pid != os.getpid())
+
+
+def gone(pids: tuple[int, ...]) -> bool:
+    """Whether any of these processes has ended."""
+    for pid in pids:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            continue
+    return False
 
 
 def meet(world: World) -> None:

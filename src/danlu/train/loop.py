@@ -20,7 +20,7 @@ from danlu.core import device as devices
 from danlu.core import log
 from danlu.core import world as worlds
 from danlu.core.contracts import Signal
-from danlu.core.errors import Failure, InputError, Interrupted, Unhealthy
+from danlu.core.errors import Bereft, Failure, InputError, Interrupted, Unhealthy
 from danlu.core.log import logger
 from danlu.core.paths import RunFolder, shown
 from danlu.core.world import World
@@ -54,8 +54,8 @@ def train(recipe: Recipe, *, restart: bool = False, told: Told | None = None) ->
         try:
             worlds.join(world, backend=devices.backend_for(device))
             return _train(yaml.complete(recipe), told, world=world, device=device, restart=restart)
-        except RuntimeError as error:
-            if worlds.lost(error):
+        except (RuntimeError, Bereft) as error:
+            if isinstance(error, Bereft) or worlds.lost(error):
                 raise _bereft(told, str(error).partition("\n")[0]) from error
             raise
         finally:
@@ -130,7 +130,15 @@ class Loop:
         recipe, world = materials.recipe, materials.world
         self.run, self.materials, self.recipe, self.folder, self.told = run, materials, recipe, folder, told
         attempt = worlds.once(world, lambda: secrets.token_hex(8))
-        self.saver = Saver(folder.checkpoints, recipe.checkpoint, rank=world.rank, world=world.size, attempt=attempt)
+        others = worlds.neighbours(world)
+        self.saver = Saver(
+            folder.checkpoints,
+            recipe.checkpoint,
+            rank=world.rank,
+            world=world.size,
+            attempt=attempt,
+            gone=lambda: worlds.gone(others),
+        )
         early = recipe.evaluate.early_stopping
         self.stopping = None if early is None else Stopping(patience=early.patience, min_delta=early.min_delta)
         if self.stopping is not None and found is not None and found.manifest.facts.get("stopping"):

@@ -99,3 +99,11 @@ def test_streams_depend_on_their_names_alone() -> None:
     assert torch.equal(
         torch.rand(2, generator=worlds.generator(1, "x")), torch.rand(2, generator=worlds.generator(1, "x"))
     )
+
+
+def test_neighbours_are_the_other_ranks_of_this_machine(ranks: Ranks) -> None:
+    first, second = ranks.run(worlds.neighbours, size=2)
+    assert len(first) == len(second) == 1 and first != second
+    assert not worlds.gone(first + second)
+    ranks.close()
+    assert worlds.gone(first) and worlds.gone(second) and not worlds.gone(())
