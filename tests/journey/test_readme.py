@@ -60,7 +60,7 @@ def test_the_two_commands_on_a_bare_clone(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "danlu" / "runs" / "shakespeare"
-    assert "ROMEO" in done.stderr and "话说" in done.stderr and "Next:" in done.stdout
+    assert "ROMEO" in done.stderr and "宝玉笑道" in done.stderr and "Next:" in done.stdout
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     AutoModelForCausalLM.from_pretrained(run / "model")
