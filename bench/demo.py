@@ -2,8 +2,8 @@
 
     .venv/bin/python bench/demo.py [key=value …]
 
-The first update is timed from the start of the process that a user starts. The loop's own cost is everything between two
-updates that is not forward, backward or update: data, counting, logging, hooks; evaluations and saves are left out.
+The first update is timed from the start of the process that a user starts. The loop's own cost is everything between
+two updates that is not forward, backward or update: data, counting, logging, hooks; evaluations and saves are left out.
 """
 
 from __future__ import annotations

@@ -20,3 +20,13 @@ def ranks() -> Iterator[Ranks]:
     pool = Ranks()
     yield pool
     pool.close()
+
+
+SLOW = ("tests/fault/", "tests/journey/", "tests/parity/test_tokenizers", "tests/unit/cli/test_doctor")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Folders of whole runs, and of libraries that take seconds to load, are left out of `make test-fast`."""
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)

@@ -34,7 +34,7 @@ MOMENTS = [
     Moment("danlu.monitor.books", "Books.evaluated", 2),
     Moment("danlu.checkpoint.folder", "remove_checkpoint", 2),
     Moment("danlu.train.loop", "restore"),
-    Moment("danlu.checkpoint.commit", "write_manifest", 2),
+    Moment("danlu.checkpoint.commit", "write_manifest", 1),
     Moment("danlu.train.loop", "finish"),
     Moment("danlu.train.finish", "publish"),
     Moment("danlu.checkpoint.model", "_sync", 2),
