@@ -58,6 +58,7 @@ class Materials:
     total: int
     footprint: Footprint
     data_id: str
+    fallbacks: tuple[str, ...] = ()
 
     @property
     def micros(self) -> int:
@@ -117,6 +118,7 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
         total=_updates(recipe, rows),
         footprint=footprint,
         data_id=sets.identity,
+        fallbacks=_fallbacks(recipe, precision, device),
     )
 
 
@@ -167,6 +169,13 @@ def _family(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Family, Path | None]:
             f"data.sequence_length is {recipe.data.sequence_length}, but the model has {positions} positions"
         )
     return family, start
+
+
+def _fallbacks(recipe: Recipe, precision: Precision, device: torch.device) -> tuple[str, ...]:
+    """What the device cannot do and is done otherwise, a sentence each."""
+    if recipe.memory.precision == "auto" and precision.name == "fp32":
+        return (f"memory.precision auto: fp32, since this {device.type} does not multiply bf16 natively",)
+    return ()
 
 
 def _updates(recipe: Recipe, rows: Rows) -> int:

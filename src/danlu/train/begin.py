@@ -117,11 +117,14 @@ def open_watch(
         # weights and two moments; plus what is small
         logger.info("%s", room(3 * count.parameters(shape) * materials.precision.weights.itemsize))
         packed = attention.choose(materials.device, materials.precision.products, recipe.data.sequence_length)
+        for fallback in materials.fallbacks:
+            logger.info("%s", fallback)
         facts = environment.environment(
             device=materials.device,
             world_size=materials.world.size,
             precision=materials.precision.name,
             attention=f"causal: scaled_dot_product_attention; packed rows: {packed}",
+            fallbacks=materials.fallbacks,
             data_id=materials.data_id,
             variables=worlds.variables(),
         )

@@ -15,6 +15,7 @@ import torch
 
 from danlu.checkpoint.load import Found, newest
 from danlu.checkpoint.lock import Lock
+from danlu.checkpoint.model import settle
 from danlu.checkpoint.save import NotSaved, Outcome, Saver
 from danlu.core import device as devices
 from danlu.core import log
@@ -68,6 +69,7 @@ def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, re
         worlds.once(world, lambda: move_aside(folder, logger.info))
     with _locked(folder, world):
         opened = worlds.once(world, lambda: open_folder(recipe, folder, ranks=world.size, announce=logger.info))
+        worlds.first_only(world, lambda: settle(folder.model))
         found = worlds.once(world, lambda: newest(folder.checkpoints))
         if found is not None and finished(opened, folder, found):
             logger.info(
