@@ -21,8 +21,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from danlu.core import world
 from danlu.core.errors import Failure, InputError, Interrupted, Unhealthy
+from danlu.train.signals import handled
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 300  # what ranks are given to finish their step and save, once told to stop
 MOURNING_SECONDS = 8  # what ranks are given to end by themselves, once another has failed
 LOOK_SECONDS = 0.1
@@ -88,13 +88,8 @@ class _Told:
 @contextlib.contextmanager
 def _listening() -> Iterator[_Told]:
     told = _Told()
-    heard = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, told.hear) for number in heard}
-    try:
+    with handled(told.hear):
         yield told
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _wait(outcome: Future[None], told: _Told) -> int:

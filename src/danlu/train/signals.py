@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -73,17 +73,23 @@ class Told:
 def listening(*, owner: bool = False) -> Iterator[Told]:
     """Signals that ask for an end are heard; afterwards all is as before. ``owner``: see ``Told``.
 
-    Outside the main thread, where Python lets none be heard, nothing changes. A hang-up that is ignored (nohup) stays
-    ignored.
+    Outside the main thread, where Python lets none be heard, nothing changes.
     """
     told = Told(owner=owner)
     if threading.current_thread() is not threading.main_thread():
         yield told
         return
-    heard = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, told.hear) for number in heard}
-    try:
+    with handled(told.hear):
         yield told
+
+
+@contextmanager
+def handled(hear: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Signals that ask for an end come to ``hear``; afterwards all is as before. An ignored hang-up stays ignored."""
+    heard = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, hear) for number in heard}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
