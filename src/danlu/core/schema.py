@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, is_dataclass
+from dataclasses import MISSING, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -183,8 +183,8 @@ class Conversion:
             if text in kinds:
                 self.marks.setdefault(f"{path}.kind", written.mark)
                 return kinds[text]
-            self._scalar_kind(written, kinds, f"{path}.kind")
-            return None
+            meant = self._scalar_kind(node, kinds, f"{path}.kind")
+            return kinds[meant] if meant else None
         shaped = [form for form in forms if _required(form) and _required(form) <= set(node.entries)]
         unkinded = [form for form in forms if not _kinds(form)]
         if type(default) in forms:
@@ -195,7 +195,9 @@ class Conversion:
         self.wrong(node.mark, f"{path}.kind", f"missing; give {' | '.join(kinds)}{others}")
         return None
 
-    def _scalar_kind(self, written: Node, kinds: Iterable[str], path: str) -> None:
+    def _scalar_kind(self, section: Section, kinds: Iterable[str], path: str) -> str:
+        """Keep what is wrong with a kind; a misspelt one is mended, so that the keys beside it can be read."""
+        written = section.entries["kind"]
         planned = self.rules.planned.get(path)
         if planned and (refusal := planned.refusal(written)):
             self.wrong(written.mark, path, refusal)
@@ -205,6 +207,10 @@ class Conversion:
             )
         else:
             self._scalar(written, (Literal[tuple(kinds)],), Facts(), path)
+            if isinstance(written, Scalar) and (near := difflib.get_close_matches(written.text, list(kinds), 1, 0.6)):
+                section.entries["kind"] = replace(written, text=near[0])
+                return near[0]
+        return ""
 
     def _section(self, node: Node, form: type, path: str, default: Any, rivals: tuple[type, ...]) -> Any:
         if not isinstance(node, Section):
@@ -214,8 +220,8 @@ class Conversion:
         before = len(self.mistakes)
         if (kind := node.entries.get("kind")) is not None and "kind" in known:
             allowed = _kinds(form)
-            if not (isinstance(kind, Scalar) and kind.text in allowed):
-                self._scalar_kind(kind, allowed, f"{path}.kind" if path else "kind")
+            right = isinstance(kind, Scalar) and kind.text in allowed
+            if not right and not self._scalar_kind(node, allowed, f"{path}.kind" if path else "kind"):
                 return FAILED  # what the other keys should be cannot be known
         for key in node.entries:
             if key not in known:

@@ -168,6 +168,18 @@ def test_checks_between_settings_speak_beside_other_mistakes_but_not_of_broken_v
     ]
 
 
+def test_a_misspelt_kind_does_not_hide_the_mistakes_beside_it() -> None:
+    assert refusal("name: a\nplant:\n  kind: frn\n  frond: 2\n  fronds: many\nopen: 3") == [
+        "line 3: plant.kind: must be rose or fern, not frn; did you mean fern?",
+        "line 4: plant.frond: unknown key; did you mean plant.fronds?",
+        "line 5: plant.fronds: must be a whole number at least 1, not many",
+        "line 6: open: must be true or false, not 3",
+    ]
+    assert refusal("name: a\nplant: {kind: palm, fronds: many}") == [
+        "line 2: plant.kind: palm is not built yet; rose and fern are"
+    ]
+
+
 def test_overrides() -> None:
     text = "name: a\nseeds: [x, {path: y}]\nplant: {kind: fern}\nwater: {rate: 2}"
     garden = grow(
