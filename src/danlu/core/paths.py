@@ -13,6 +13,12 @@ class RunFolder:
 
     root: Path
 
+    def __fspath__(self) -> str:
+        return str(self.root)
+
+    def __str__(self) -> str:
+        return str(self.root)
+
     @property
     def recipe(self) -> Path:
         return self.root / "recipe.yaml"
