@@ -133,18 +133,19 @@ def _pass(prefix: Path, tokenizer: Encoder, announce: Announce) -> Shard:
     """A shard made before: ours is known by its sidecar, another tool's is looked through."""
     shard = Index(prefix)
     if shard.sidecar is None:
+        verify(prefix, vocab_size=tokenizer.vocab_size)
         announce(
             f"{prefix} has no sidecar, so which tokenizer made it is not known; its ids fit a vocabulary of "
             f"{tokenizer.vocab_size:,}, and are taken as this run's tokenizer's."
         )
-        verify(prefix, vocab_size=tokenizer.vocab_size)
         last = {
             int(shard.document(number)[-1]) for number in range(min(shard.count, 100)) if len(shard.document(number))
         }
         if last and tokenizer.eos_id not in last:
+            others = f" and {len(last) - 1} others" if len(last) > 1 else ""
             announce(
                 f"warning: its documents do not end with this tokenizer's end token (id {tokenizer.eos_id}) but with "
-                f"id {min(last)}; are they of another tokenizer?"
+                f"id {min(last)}{others}; are they of another tokenizer?"
             )
         return Shard.of(shard)
     if shard.sidecar.tokenizer != tokenizer.fingerprint:

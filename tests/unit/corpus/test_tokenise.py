@@ -313,7 +313,8 @@ def test_foreign_shards_are_taken_with_a_word_after_a_look(tmp_path: Path) -> No
     assert run(prefix, cache=tmp_path / "cache", said=said) == [[[97, 98, 256], [99, 256]]]
     assert "x has no sidecar, so which tokenizer made it is not known" in said[0] and len(said) == 2
     with pytest.raises(InputError, match=r"x\.bin: token 2 has id 256, but the vocabulary has 200 ids"):
-        run(prefix, cache=tmp_path / "cache", tokenizer=Told(vocab_size=200))
+        run(prefix, cache=tmp_path / "cache", said=said, tokenizer=Told(vocab_size=200))
+    assert len(said) == 2, "that its ids fit is not said where they do not"
     run(prefix, cache=tmp_path / "cache", said=said, tokenizer=Told(eos_id=0))
     assert "do not end with this tokenizer's end token (id 0) but with id 256" in said[-2]
 
