@@ -27,7 +27,7 @@ from danlu.memory.plan import Footprint, rows_that_fit
 from danlu.memory.precision import Precision, choose
 from danlu.models import weights
 from danlu.models.count import parameters as count_parameters
-from danlu.models.families import Family, Pretrained, check_vocabulary, read_config
+from danlu.models.families import Family, Pretrained, check_vocabulary, model_folder, read_config
 from danlu.models.shape import Shape
 from danlu.models.stack import plain
 from danlu.models.start import fill
@@ -35,6 +35,8 @@ from danlu.optim.layer import OptimLayer
 from danlu.recipe.recipe import Recipe
 from danlu.train.data import open_sets
 from danlu.train.run import Run
+
+PROBE = "The quick brown fox, 42 times: 红楼梦."  # a text by which tokenizers are told apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,8 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
     parallel = recipe.parallel.over(world.size)
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     family, start = _family(recipe, tokenizer)
+    if start is not None:
+        _tell_of_other_ids(start, recipe.data.tokenizer, tokenizer, announce)
     shape = family.shape()
     footprint = _footprint(shape, recipe.data.sequence_length, precision)
     micro = _micro_batch(recipe, parallel, footprint, device)
@@ -176,6 +180,22 @@ def _fallbacks(recipe: Recipe, precision: Precision, device: torch.device) -> tu
     if recipe.memory.precision == "auto" and precision.name == "fp32":
         return (f"memory.precision auto: fp32, since this {device.type} does not multiply bf16 natively",)
     return ()
+
+
+def _tell_of_other_ids(start: Path, named: str, tokenizer: Tokenizer, announce: Callable[[str], None]) -> None:
+    """A model that comes with a tokenizer of its own, by which a text has other ids, is told of: nothing else would."""
+    folder = model_folder(start)
+    if folder.resolve() == Path(named).resolve():
+        return
+    try:
+        own = load_tokenizer(str(folder))
+    except InputError:
+        return  # it comes with none, or with one that cannot be read here
+    if own.encode(PROBE) != tokenizer.encode(PROBE):
+        announce(
+            f"warning: {start} comes with a tokenizer of its own, by which texts have other ids than by {named}: to "
+            f"its weights they are noise. Say data.tokenizer: {folder}, unless they are to learn new ids."
+        )
 
 
 def _updates(recipe: Recipe, rows: Rows) -> int:
