@@ -50,10 +50,10 @@ class Health:
         self.unsound_in_all += 1
         findings.append(Finding("skipped", f"Step {reading.step} was skipped: {what_is_not_finite(reading)}."))
         if self.unsound >= self.max_unsound:
-            kept = f"the last good checkpoint is {last_checkpoint}" if last_checkpoint else "no checkpoint was made yet"
+            kept = f"; the last good checkpoint is {last_checkpoint}" if last_checkpoint else ""
             self.cause = (
                 f"Stopped at step {reading.step}: {self.unsound} updates in a row were skipped, the last because "
-                f"{what_is_not_finite(reading)} (monitor.max_unsound_steps is {self.max_unsound}); {kept}. "
+                f"{what_is_not_finite(reading)} (monitor.max_unsound_steps is {self.max_unsound}){kept}. "
                 "A lower optimizer.learning_rate, a longer warm-up or memory.precision: fp32 usually helps."
             )
 

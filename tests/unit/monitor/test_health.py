@@ -29,6 +29,12 @@ def test_skipping_for_ever_ends_with_the_cause_and_the_last_good_checkpoint():
         assert part in guard.cause
 
 
+def test_a_checkpoint_that_is_not_known_of_is_not_spoken_of():
+    guard = health(max_unsound=1)
+    assert guard.look(read(report(1, loss=math.nan)))[0] is Signal.STOP
+    assert "(monitor.max_unsound_steps is 1). A lower" in (guard.cause or "")
+
+
 def test_single_bad_steps_are_told_and_never_stop_a_run():
     guard = health()
     told = []
