@@ -27,7 +27,7 @@ from danlu.memory.plan import Footprint, rows_that_fit
 from danlu.memory.precision import Precision, choose
 from danlu.models import weights
 from danlu.models.count import parameters as count_parameters
-from danlu.models.families import Family, Pretrained, check_vocabulary, model_folder, read_config
+from danlu.models.families import Family, Pretrained, check_vocabulary, model_folder
 from danlu.models.shape import Shape
 from danlu.models.stack import plain
 from danlu.models.start import fill
@@ -161,7 +161,7 @@ def _family(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Family, Path | None]:
     start = None
     if isinstance(recipe.model, Pretrained):
         start = Path(recipe.model.from_)
-        family: Family = read_config(start)
+        family: Family = weights.load(start, announce=False)[0]  # names and shapes fit, before hours of tokenising
     else:
         family = recipe.model
     if family.vocab_size == "auto":
