@@ -43,7 +43,7 @@ class Corpus:
     validation: float | list[str] = setting(
         0.05, "a share of the documents to hold out, or a list of paths", at_least=0, below=1
     )
-    sequence_length: int = setting(1024, "tokens of a row", at_least=1)
+    sequence_length: int = setting(512, "tokens of a row", at_least=1)
     packing: bool = setting(True, "documents are concatenated and cut; false: one document a row, padded")
     workers: int = setting(1, "threads that build batches; 0: batches are built when they are asked for", at_least=0)
     prefetch: int = setting(2, "global batches built ahead", at_least=0)

@@ -10,6 +10,7 @@ import yaml as pyyaml
 
 from danlu.core.errors import InputError
 from danlu.data.source import Corpus, Weighted
+from danlu.models.families.gpt2 import Gpt2
 from danlu.models.families.llama import Llama
 from danlu.recipe import yaml
 from danlu.recipe.recipe import Recipe
@@ -54,6 +55,14 @@ def test_a_saved_recipe_reads_back_equal_from_anywhere(folder: Path, monkeypatch
     saved = pyyaml.safe_load(file.read_text())
     assert saved["format"] == 1 and list(saved)[1] == "name"
     assert set(saved) == set(Recipe.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("model", [Llama(), Gpt2()], ids=["llama", "gpt2"])
+def test_the_defaults_go_together(folder: Path, model: Llama | Gpt2) -> None:
+    """A row is no longer than what either family reads."""
+    recipe = yaml.complete(Recipe(name="x", max_steps=1, model=model, data=Corpus(train=["a.txt"])))
+    assert recipe.data.sequence_length == 512
+    assert recipe.model == model
 
 
 def test_a_recipe_made_in_python_is_held_to_the_same(folder: Path) -> None:
