@@ -12,7 +12,7 @@ Check = tuple[bool | None, str, str]  # whether it is well (None: nothing to jud
 # Run twice, as rank 0 and 1: a sum over both, by way of the loopback device alone and a file, so that nothing listens
 # for others.
 PAIR = """
-import sys, datetime, torch, torch.distributed as dist
+import os, sys, datetime, torch, torch.distributed as dist
 rank, meeting = int(sys.argv[1]), sys.argv[2]
 store = dist.FileStore(meeting, 2)
 options = dist.ProcessGroupGloo._Options()
@@ -21,7 +21,9 @@ options._timeout = datetime.timedelta(seconds=20)
 group = dist.ProcessGroupGloo(store, rank, 2, options)
 value = torch.tensor([float(rank + 1)])
 group.allreduce([value]).wait()
-sys.exit(0 if value.item() == 3.0 else 1)
+store.set(f"done{rank}", "yes")
+store.wait(["done0", "done1"])
+os._exit(0 if value.item() == 3.0 else 1)  # gloo's threads may abort a process that takes itself apart
 """
 
 
