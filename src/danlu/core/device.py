@@ -22,7 +22,8 @@ TERA = 1e12
 TRIALS = 3  # of each measurement the best counts: others may use the machine meanwhile
 T = TypeVar("T")
 # Dense peaks (no sparsity) in TFLOP/s: bf16, fp16, tf32, fp32, fp8. None: the device has no such unit. Matched against
-# the whole name that the driver gives, so that slices (MIG), laptop and cut-down editions are unknown, not wrong.
+# the whole name that the driver gives (figures were noted from memory of the sheets named: check one before you lean
+# on it), so that slices (MIG), laptop and cut-down editions are unknown, not wrong.
 # For GeForce and RTX cards, fp16 and bf16 are the rates that add up in fp32, which is what training uses.
 PEAKS: tuple[tuple[str, tuple[float | None, ...]], ...] = (
     # NVIDIA V100 data sheet (DA-09293); T4 data sheet (DS-09383)
