@@ -1,6 +1,6 @@
 """`python -m danlu …` is `danlu …`; so is `torchrun -m danlu …`."""
 
-from danlu.cli.main import main
+from danlu.cli.main import program
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(program())

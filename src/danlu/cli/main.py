@@ -39,6 +39,21 @@ EPILOG = """exit codes: 0 done; 1 the run failed; 2 the input is wrong, nothing 
 for its health, after saving what was good; 75 stopped by a signal and saved: the same command goes on"""
 
 
+def program() -> int:
+    """``main``, as a process of its own, which ends with it.
+
+    One rank of several ends at once, once all it wrote is on its way: taken apart piece by piece, gloo's threads now
+    and then abort a process whose work is done, and its launcher would call that a failure.
+    """
+    code = main()
+    world = sys.modules.get("danlu.core.world")
+    if world and world.here().size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """The verb has run, and this is its exit code. Failures are one sentence on standard error."""
     words = list(sys.argv[1:] if words is None else words)

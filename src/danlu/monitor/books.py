@@ -79,6 +79,8 @@ class Books:
         best = self.history.evaluated(step, loss)
         if self._held is not None and self._held["step"] == step:
             self._held |= finite({"eval_loss": loss})
+        elif self.step == step:  # the run had left before it could evaluate
+            self._write(lambda: self._metrics.amend(finite({"eval_loss": loss})))
         self.event("evaluated", {"step": step, "eval_loss": loss, "best": best, **facts})
         return best
 

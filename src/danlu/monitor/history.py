@@ -101,10 +101,14 @@ class History:
         return True
 
     def evaluated(self, step: int, loss: float) -> bool:
-        """One more evaluation. Whether it is the best so far; one that is not finite never is, and has no point."""
+        """One more evaluation. Whether it is the best so far; one that is not finite never is, and has no point.
+
+        Made again at the same step, it takes the place of the one before."""
         if not math.isfinite(loss):
             return False
         point: dict[str, Any] = {"step": step, "eval_loss": loss}
+        if self.evaluations and self.evaluations[-1]["step"] == step:
+            self.evaluations.pop()
         self.evaluations.append(point | ({"epoch": self.epoch(step)} if self.steps_per_epoch else {}))
         if self.best is None or loss < self.best:
             self.best, self.best_step = loss, step

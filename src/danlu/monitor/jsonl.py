@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from danlu.core.paths import write_whole
+
 
 class Lines:
     """Adds lines to a file. Each is in the system at once: a killed process loses none. ``sync`` makes them durable."""
@@ -34,6 +36,18 @@ class Lines:
             except OSError:
                 self._file.truncate(before)  # no half line, or the next would be lost with it
                 raise
+
+    def amend(self, facts: Mapping[str, object]) -> None:
+        """The last line has these facts, too; a crash leaves the file as it was, or as it shall be."""
+        with self._lock:
+            if self._file.closed:
+                return
+            path = Path(self._file.name)
+            before, _, last = path.read_bytes().removesuffix(b"\n").rpartition(b"\n")
+            line = json.dumps(json.loads(last) | dict(facts), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+            write_whole(path, (before + b"\n" if before else b"") + line)
+            self._file.close()
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close)
 
     def sync(self) -> None:
         """What was added outlives a loss of power."""

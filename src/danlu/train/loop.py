@@ -60,7 +60,8 @@ def train(recipe: Recipe, *, restart: bool = False, told: Told | None = None) ->
                 raise _bereft(told, str(error).partition("\n")[0]) from error
             raise
         finally:
-            worlds.leave()
+            if not told.owner:  # a process that ends now needs no taking apart, see cli.main.program
+                worlds.leave()
 
 
 def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, restart: bool) -> RunFolder:
@@ -147,6 +148,7 @@ class Loop:
             self.stopping.restore(found.manifest.facts["stopping"])
         self.watch: Watch | Guard = open_watch(run, materials, folder, found, room=self.saver.room)
         self.stopped_early = False
+        self.owing = found is not None and bool(found.manifest.facts.get("owing"))  # an evaluation, as it left
         self.missed: str | None = None  # why the newest state was not saved
 
     def go(self) -> None:
@@ -155,8 +157,10 @@ class Loop:
             gc.freeze()  # what assembling left behind need not be looked through again by every collection
             worlds.hurry()
             self.told.wait_for_step()
+            if self.owing:
+                self._after_update(self._agreed(Signal.GO))
             while self.run.step < self.materials.total and not self.stopped_early:
-                self._update()
+                self._after_update(self._update())
             self._settle(self.saver.finish())
             texts = self._publish()
             self._farewell(self.watch.close(), texts)
@@ -203,19 +207,29 @@ class Loop:
             shown(self.folder.model),
         )
 
-    def _update(self) -> None:
-        """One update, and what is due after it: evaluate, save, leave."""
-        run, settings, step_now = self.run, self.recipe, self.run.step + 1
+    def _update(self) -> Signal:
+        """One update; gives what the ranks agree is to follow."""
+        run = self.run
         report = step(run, run.source.take(self.materials.micros))
         if not report.sound:  # whichever rank met it, its samples are to be known
             report = replace(report, samples=worlds.together(run.compute.world, report.samples))
-        signal = self.watch(replace(report, data_seconds=run.source.waited))
-        signal = Signal(run.compute.largest(Signal.LEAVE if self.told else signal))
-        last = step_now >= self.materials.total
-        save = last or step_now % settings.checkpoint.save_steps == 0
+        return self._agreed(self.watch(replace(report, data_seconds=run.source.waited)))
+
+    def _agreed(self, signal: Signal) -> Signal:
+        """The gravest that any rank says; one that was told to stop says LEAVE."""
+        return Signal(self.run.compute.largest(Signal.LEAVE if self.told else signal))
+
+    def _after_update(self, signal: Signal) -> None:
+        """What is due after an update: evaluate, save, leave. Who leaves owes the evaluation, and makes it first when
+        the run goes on: it decides which checkpoint is best and when to stop early."""
+        settings, now = self.recipe, self.run.step
+        last = now >= self.materials.total
+        save = last or now % settings.checkpoint.save_steps == 0
         # A checkpoint that may be kept as the best is measured.
-        measure = last or step_now % settings.evaluate.eval_steps == 0 or (save and settings.checkpoint.keep_best > 0)
-        loss = self._evaluate() if measure and self.materials.held and signal < Signal.STOP else None
+        measure = last or now % settings.evaluate.eval_steps == 0 or (save and settings.checkpoint.keep_best > 0)
+        measure = measure and self.materials.held is not None
+        self.owing = measure and signal >= Signal.STOP
+        loss = self._evaluate() if measure and not self.owing else None
         if save or signal is not Signal.GO or self.stopped_early:
             self._save(loss, wait=signal >= Signal.STOP)
         if signal >= Signal.STOP:
@@ -271,6 +285,7 @@ class Loop:
             "total": self.materials.total,
             "over": self.stopped_early or self.run.step >= self.materials.total,
             "stopping": self.stopping.state() if self.stopping else None,
+            "owing": self.owing,
         }
         metric = loss if loss is not None and torch.tensor(loss).isfinite() else None
         with self.watch.pause("save"):
