@@ -18,15 +18,22 @@ from danlu.core.world import World
 from danlu.models.stack import Trunk
 
 Loss = Callable[[Output, Batch], tuple[Tensor, Terms]]
+Upstream = Callable[[Tensor], Tensor | None]
 
 
 class ComputeLayer:
-    """Runs micro-batches where their weights are, and adds up over ranks what must be added up."""
+    """Runs micro-batches where their weights are, and adds up over ranks what must be added up.
 
-    def __init__(self, model: Trunk, *, world: World, device: torch.device) -> None:
+    upstream: the gradient that each backward begins with, asked for with the loss (memory's scale of it); None: 1.
+    """
+
+    def __init__(
+        self, model: Trunk, *, world: World, device: torch.device, upstream: Upstream = lambda total: None
+    ) -> None:
         self.model = model
         self.world = world
         self.device = device
+        self.upstream = upstream
         self.heads = cast(Mapping[str, Head], model.heads)  # a ModuleDict: a mapping in all but its type
 
     def forward(self, batch: Batch) -> Output:
@@ -43,7 +50,7 @@ class ComputeLayer:
             if isinstance(self.model, FSDPModule):
                 self.model.set_requires_gradient_sync(index == len(micros) - 1)
             total, terms = loss(self.forward(batch), batch)
-            total.backward()
+            total.backward(self.upstream(total))
             yield terms
 
     def total(self, terms: Terms) -> Terms:
