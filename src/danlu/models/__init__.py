@@ -8,6 +8,7 @@ norm       RMSNorm and LayerNorm
 stack      the trunk: embedding, blocks, last norm; gives hidden states
 heads      ends of a model: score labels in chunks
 start      initial weights by role, depth and parameter name
+roles      what each weight is: embedding, head, norm, bias, matrix; what optimisers and rates go by
 count      parameters, and FLOPs a token costs
 weights    strict load and save of Hugging Face folders
 families   gpt2, llama: sizes, parts, Hugging Face names

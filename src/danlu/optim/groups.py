@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Weights that are updated alike."""
+    """Weights of one role, which are updated alike."""
 
-    name: str
+    role: str
     weight_decay: float
     parameters: Mapping[str, nn.Parameter]
 
@@ -22,17 +22,19 @@ class Group:
         return sum(parameter.numel() for parameter in self.parameters.values())
 
 
-def split(named: Iterable[tuple[str, nn.Parameter]], *, weight_decay: float) -> list[Group]:
-    """Every trained weight is in exactly one group: matrices and embedding tables decay; norms, biases and all other
-    1-D weights do not.
+def split(
+    named: Iterable[tuple[str, nn.Parameter]], *, weight_decay: float, roles: Mapping[str, str] | None = None
+) -> list[Group]:
+    """Every trained weight is in exactly one group, by its role: matrices and embedding tables decay; norms, biases
+    and all other 1-D weights do not. A weight without a role is a matrix or a vector.
     """
-    matrices: dict[str, nn.Parameter] = {}
-    vectors: dict[str, nn.Parameter] = {}
+    found: dict[tuple[str, bool], dict[str, nn.Parameter]] = {}
     for name, parameter in named:
         if parameter.requires_grad:
-            (matrices if _matrix(parameter) else vectors)[name] = parameter
-    groups = [Group("decay", weight_decay, matrices), Group("no decay", 0.0, vectors)]
-    return [group for group in groups if group.parameters]
+            decays = _matrix(parameter)
+            role = (roles or {}).get(name, "matrix" if decays else "vector")
+            found.setdefault((role, decays), {})[name] = parameter
+    return [Group(role, weight_decay if decays else 0.0, weights) for (role, decays), weights in found.items()]
 
 
 def _matrix(parameter: Tensor) -> bool:

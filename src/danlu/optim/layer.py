@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from danlu.optim.adamw import AdamW
+from danlu.optim.common import Common
 from danlu.optim.groups import split
 
 
@@ -19,10 +19,17 @@ class OptimLayer:
     parameter name, never by position, so that a moment can only land on its own weight.
     """
 
-    def __init__(self, settings: AdamW, named: Iterable[tuple[str, nn.Parameter]], *, total: int) -> None:
+    def __init__(
+        self,
+        settings: Common,
+        named: Iterable[tuple[str, nn.Parameter]],
+        *,
+        total: int,
+        roles: Mapping[str, str] | None = None,
+    ) -> None:
         self.settings = settings
         self.total = total
-        self.groups = split(named, weight_decay=settings.weight_decay)
+        self.groups = split(named, weight_decay=settings.weight_decay, roles=roles)
         self.names = {p: name for group in self.groups for name, p in group.parameters.items()}
         self.torch = settings.over(self.groups)
 
@@ -40,8 +47,9 @@ class OptimLayer:
 
     def step(self, update: int) -> None:
         """The weights have moved once, at the rate of this update."""
+        share = self.settings.schedule.share(update, self.total)
         for group in self.torch.param_groups:
-            group["lr"] = self.rate(update)
+            group["lr"] = group["peak"] * share
         self.torch.step()
 
     def zero(self) -> None:

@@ -28,6 +28,7 @@ from danlu.memory.precision import Precision, choose
 from danlu.models import weights
 from danlu.models.count import parameters as count_parameters
 from danlu.models.families import Family, Pretrained, check_vocabulary, model_folder
+from danlu.models.roles import roles
 from danlu.models.shape import Shape
 from danlu.models.stack import plain
 from danlu.models.start import fill
@@ -149,7 +150,7 @@ def build(materials: Materials) -> Run:
     return Run(
         compute=ComputeLayer(model, world=world, device=device),
         memory=MemoryLayer(device=device, precision=materials.precision),
-        optim=OptimLayer(recipe.optimizer, named.items(), total=materials.total),
+        optim=OptimLayer(recipe.optimizer, named.items(), total=materials.total, roles=roles(model)),
         objective=recipe.objective,
         source=materials.rows,
         weights=named,

@@ -49,9 +49,9 @@ def test_adamw_follows_algorithm_2_of_the_paper_for_twelve_updates() -> None:
 
 def test_only_matrices_and_tables_decay() -> None:
     groups = split(model().named_parameters(), weight_decay=0.5)
-    assert {g.name: (g.weight_decay, sorted(g.parameters), g.count) for g in groups} == {
-        "decay": (0.5, ["0.weight", "2.weight"], 22),
-        "no decay": (0.0, ["0.bias", "1.bias", "1.weight"], 12),
+    assert {g.role: (g.weight_decay, sorted(g.parameters), g.count) for g in groups} == {
+        "matrix": (0.5, ["0.weight", "2.weight"], 22),
+        "vector": (0.0, ["0.bias", "1.bias", "1.weight"], 12),
     }
     made = model()
     before = {name: p.detach().clone() for name, p in made.named_parameters()}

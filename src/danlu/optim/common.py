@@ -1,0 +1,80 @@
+"""What every optimiser is told, and what each says of the state that it keeps."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from danlu.core.config import setting
+from danlu.optim.groups import Group
+from danlu.optim.schedule import Cosine, Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One tensor that an optimiser keeps of one weight.
+
+    Where the weight is cut over ranks by rows, so is every kept tensor that has as many rows; one that is `whole` is
+    held by every rank, as are single numbers.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    whole: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of it, over all ranks that hold a part."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common(ABC):
+    """What all optimisers share."""
+
+    kind: str = ""
+    learning_rate: float = setting(1e-3, "peak learning rate", at_least=0)
+    weight_decay: float = setting(0.1, "decoupled decay; not on norms, biases and other 1-D weights", at_least=0)
+    max_grad_norm: float = setting(
+        1.0, "global gradient norm that gradients are clipped to; 0: not clipped", at_least=0
+    )
+    schedule: Schedule = setting(Cosine(), "how the rate moves over the run")
+
+    @abstractmethod
+    def over(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
+        """What moves these weights; each of its groups has the rate of an update set before it."""
+
+    @abstractmethod
+    def states(self, shape: Sequence[int], *, dtype: torch.dtype, role: str) -> dict[str, Kept]:
+        """What is kept, by kind, of a weight of this whole shape, dtype and role once it has moved."""
+
+    def state_bytes(self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, role: str = "matrix") -> int:
+        """Bytes that are kept of one weight, over all ranks that hold a part of it."""
+        return sum(kept.bytes for kept in self.states(shape, dtype=dtype, role=role).values())
+
+    def peak(self, group: Group) -> float:
+        """The peak rate of a group's weights."""
+        return self.learning_rate
+
+    def described(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
+        """The groups as torch's optimisers take them, each with its peak rate and its role."""
+        return [
+            {
+                "params": list(group.parameters.values()),
+                "weight_decay": group.weight_decay,
+                "peak": self.peak(group),
+                "role": group.role,
+            }
+            for group in groups
+        ]
+
+
+def moments(kinds: Mapping[str, torch.dtype], shape: Sequence[int]) -> dict[str, Kept]:
+    """Kept tensors of the weight's own shape, and the count of its updates."""
+    kept = {kind: Kept(shape=tuple(shape), dtype=dtype) for kind, dtype in kinds.items()}
+    return kept | {"step": Kept(shape=(), dtype=torch.float32)}
