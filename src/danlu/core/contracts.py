@@ -71,7 +71,10 @@ class Source(Protocol):
     def waited(self) -> float: ...
 
     def take(self, micros: int) -> list[Batch]:
-        """This rank's share of the next global batch, cut into micro-batches; moves the position on by one update."""
+        """This rank's share of the next global batch, cut into micro-batches; moves the position on by one update.
+
+        micros: micro-batches of a full update; a smaller one has fewer, or a smaller last one.
+        """
         ...
 
     def state(self) -> dict[str, int]:
@@ -80,6 +83,10 @@ class Source(Protocol):
 
     def seek(self, state: Mapping[str, int]) -> None:
         """Go to a position, at once: nothing is read and thrown away."""
+        ...
+
+    def pass_over(self, state: Mapping[str, int]) -> None:
+        """Go to a later position: what lies between is not learned from, and the end comes as much later."""
         ...
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from danlu.core.errors import InputError
 from danlu.data.mixture import Mixture
 from danlu.data.order import Permutation
 from danlu.data.pack import Cut, Row, stack
+from danlu.data.sizes import Ramp, sizes
 from danlu.data.store import Span, Stream
 
 
@@ -84,9 +85,10 @@ class Rows:
     """The batches of a run: rows of its sources, mixed by weight, each source in a new order every epoch.
 
     Batch g holds samples g B … (g + 1) B of one endless line, B being ``global_batch_size``; rank r of ``size`` takes
-    the r-th slice. A source that is used up goes on with its next epoch. ``epochs`` ends the line after that many times
-    as many samples as all sources have rows; what a batch lacks then is padding, so that every rank has as many rows
-    and no sample is repeated. Without ``epochs`` the line has no end.
+    the r-th slice. With a ``ramp`` the first batches hold fewer: the line is the same, cut otherwise. A source that is
+    used up goes on with its next epoch. ``epochs`` ends the line after that many times as many samples as all sources
+    have rows; what a batch lacks then is padding, so that every rank has as many rows and no sample is repeated.
+    Without ``epochs`` the line has no end.
 
     waited   seconds that the last ``take`` waited for its batch
     tokens   tokens in the last batch of this rank, padding left out
@@ -99,6 +101,7 @@ class Rows:
         *,
         sequence_length: int,
         global_batch_size: int,
+        ramp: Ramp | None = None,
         seed: int,
         pad_id: int,
         packing: bool = True,
@@ -114,13 +117,18 @@ class Rows:
             raise InputError(
                 f"batch.global_batch_size is {global_batch_size}, which {size} data-parallel ranks cannot share evenly."
             )
+        self.sizes = sizes(global_batch_size, ramp, sequence_length=sequence_length)
+        if uneven := [rows for rows in self.sizes.rows if rows % size]:
+            raise InputError(f"batch.ramp: {uneven[0]} rows cannot be shared evenly by {size} data-parallel ranks.")
         self.reader = _Reader(sets, length=sequence_length, packing=packing, pad_id=pad_id, vocab=vocab_size, pin=pin)
         self.mixture = Mixture([each.weight for each in sets])
         self.rows = sum(cut.rows for cut in self.reader.cuts)
-        self.end = None if epochs is None else math.ceil(Fraction(str(epochs)) * self.rows)
+        self.planned = self.end = None if epochs is None else math.ceil(Fraction(str(epochs)) * self.rows)
+        self.passed = 0  # samples that were passed over, which the end comes later for
         self.global_batch_size, self.seed = global_batch_size, seed
-        self.rank, self.local = rank, global_batch_size // size
+        self.rank, self.size = rank, size
         self.samples, self.waited, self.tokens = 0, 0.0, 0
+        self.reached = 0  # samples that are being built ahead, or are
         self.prefetch = prefetch
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="data") if workers and prefetch else None
         self.ahead: deque[Future[tuple[Batch, int]]] = deque()
@@ -128,27 +136,35 @@ class Rows:
     def take(self, micros: int) -> list[Batch]:
         """This rank's rows of the next global batch, cut into micro-batches; the position moves on by one update.
 
-        Raises what went wrong in building it, with the sample's id; the position then stays.
+        micros: micro-batches of a full update; a smaller one, of a ramp, is cut into micro-batches of as many rows, the
+        last perhaps of fewer. Raises what went wrong in building it, with the sample's id; the position then stays.
         """
-        if self.local % micros:
-            raise InputError(f"{self.local} rows a rank cannot be cut into {micros} micro-batches of equal size.")
+        full = self.global_batch_size // self.size
+        if full % micros:
+            raise InputError(f"{full} rows a rank cannot be cut into {micros} micro-batches of equal size.")
         begun = time.perf_counter()
         batch, self.tokens = self._next()
         self.waited = time.perf_counter() - begun
-        self.samples += self.global_batch_size
-        rows = self.local // micros
-        return [batch.rows(start, start + rows) for start in range(0, self.local, rows)]
+        self.samples += self.sizes.at(self.samples)
+        each = full // micros
+        return [batch.rows(start, min(start + each, len(batch))) for start in range(0, len(batch), each)]
 
     def state(self) -> dict[str, int]:
         """The position: samples taken, on all ranks together."""
-        return {"samples": self.samples}
+        return {"samples": self.samples} | ({"passed": self.passed} if self.passed else {})
 
     def seek(self, state: Mapping[str, int]) -> None:
         """Go to a position at once; also one that another batch size or number of ranks came to."""
-        if set(state) != {"samples"} or state["samples"] < 0:
+        if not {"samples"} <= set(state) <= {"samples", "passed"} or min(state.values()) < 0:
             raise InputError(f"a data position is {{'samples': number}}, not {dict(state)}.")
         self._forget()
-        self.samples = state["samples"]
+        self.samples, self.passed = state["samples"], state.get("passed", 0)
+        self.end = None if self.planned is None else self.planned + self.passed
+
+    def pass_over(self, state: Mapping[str, int]) -> None:
+        """Go to a later position: what lies between is not learned from, and where the line has an end, as many samples
+        of the next epoch come in their place."""
+        self.seek({"samples": state["samples"], "passed": self.passed + state["samples"] - self.samples})
 
     @property
     def epoch(self) -> float:
@@ -162,7 +178,7 @@ class Rows:
     @property
     def updates(self) -> int | None:
         """Updates to the end of the last epoch; None where there is no end. Epochs share the batch they meet in."""
-        return None if self.end is None else -(-self.end // self.global_batch_size)
+        return None if self.planned is None else self.sizes.updates(self.planned)
 
     def describe(self) -> list[Summary]:
         """What each source holds."""
@@ -181,8 +197,11 @@ class Rows:
     def _next(self) -> tuple[Batch, int]:
         if self.pool is None:
             return self._build(self.samples)
+        if not self.ahead:
+            self.reached = self.samples
         while len(self.ahead) <= self.prefetch:
-            self.ahead.append(self.pool.submit(self._build, self.samples + len(self.ahead) * self.global_batch_size))
+            self.ahead.append(self.pool.submit(self._build, self.reached))
+            self.reached += self.sizes.at(self.reached)
         try:
             return self.ahead.popleft().result()
         except BaseException:
@@ -196,10 +215,11 @@ class Rows:
 
     def _build(self, samples: int) -> tuple[Batch, int]:
         """This rank's rows of the global batch that starts at a sample, and how many tokens are in them."""
-        first = samples + self.rank * self.local
+        local = self.sizes.at(samples) // self.size
+        first = samples + self.rank * local
         orders: dict[tuple[int, int], Permutation] = {}
         chosen: list[Row | None] = []
-        for sample in range(first, first + self.local):
+        for sample in range(first, first + local):
             if self.end is not None and sample >= self.end:
                 chosen.append(None)
                 continue

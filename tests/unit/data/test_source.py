@@ -17,6 +17,7 @@ import torch
 from danlu.core.batch import IGNORE, Batch
 from danlu.core.config import load
 from danlu.core.errors import Failure, InputError
+from danlu.data.sizes import Ramp
 from danlu.data.source import Corpus, Held, Rows, Set, Weighted
 from danlu.data.store import Array, Shards
 from tests.unit.data.made import documents, shard
@@ -298,3 +299,34 @@ def test_settings_read_as_written() -> None:
 def test_senseless_settings_are_refused(line: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         load(Corpus, line, file=Path("data.yaml"))
+
+
+def test_a_ramp_cuts_the_same_line_of_samples_into_growing_batches(make: Any) -> None:
+    flat, grown = make(workers=0), make(ramp=Ramp(from_=4, steps=4), workers=2, prefetch=3)
+    halves = [make(ramp=Ramp(from_=4, steps=4), rank=rank, size=2) for rank in (0, 1)]
+    line, sizes, seen, shared = [], [], [], []
+    for _ in range(6):
+        line += [s for batch in flat.take(1) for s in batch.samples]
+        micros = grown.take(3)  # of 4 rows each
+        sizes.append([len(batch) for batch in micros])
+        seen += [s for batch in micros for s in batch.samples]
+        shared += [s for half in halves for batch in half.take(2) for s in batch.samples]
+    assert sizes == [[4], [4], [4, 4], [4, 4], [4, 4, 4], [4, 4, 4]]
+    assert seen == shared == line[: len(seen)] and grown.state() == {"samples": 48}
+    assert [len(batch) for batch in make(ramp=Ramp(from_=4, steps=4), rank=1, size=2).take(2)] == [2]
+    again = make(ramp=Ramp(from_=4, steps=4), workers=2, prefetch=3)
+    again.seek({"samples": 16})  # in the middle of the ramp
+    assert [s for batch in again.take(3) for s in batch.samples] == line[16:24]
+
+
+def test_a_ramp_makes_more_updates_of_an_epoch(make: Any) -> None:
+    rows = make(ramp=Ramp(from_=4, steps=4), epochs=1)
+    read = 0
+    for _ in range(rows.updates):
+        read += sum(bool(s) for batch in rows.take(1) for s in batch.samples)
+    assert read == rows.rows and rows.updates > make(epochs=1).updates
+
+
+def test_a_ramp_that_ranks_cannot_share_is_refused(make: Any) -> None:
+    with pytest.raises(InputError, match=r"batch.ramp: 3 rows cannot be shared evenly by 2"):
+        make(ramp=Ramp(from_=3, steps=4), size=2)
