@@ -9,6 +9,7 @@ nodes      settings as they were written: texts with their lines, from files and
 fields     what the fields of settings take, in types and in words
 schema     from what was written to typed settings; every mistake kept
 errors     the failures a user is told of, each with its exit code
+limits     how much memory the process was allotted
 device     kinds of device, dtypes, peak FLOP/s, bytes per second, watts
 world      rank, seeds, process start and end; the only reader of the environment
 log        one line per fact, from the right rank

@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from danlu.core.errors import InputError
+from danlu.core.limits import limits
 
 KINDS = ("cuda", "mps", "cpu")  # the order in which ``choose`` prefers them; "cuda" is AMD's too
 
@@ -224,12 +225,15 @@ def bytes_per_second(*, megabytes: int = 64) -> float:
 
 
 def memory(device: torch.device) -> Memory:
-    """Bytes of memory in all, and not yet used by anybody."""
+    """Bytes of memory in all, and not yet used by anybody; of a machine's no more than this process was allotted."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return Memory(total=total, free=free)
-    now = psutil.virtual_memory()
-    return Memory(total=now.total, free=now.available)
+    now, bounds = psutil.virtual_memory(), limits()
+    return Memory(
+        total=min([now.total, *(bound.total for bound in bounds)]),
+        free=min([now.available, *(bound.free for bound in bounds)]),
+    )
 
 
 def memory_peak(device: torch.device) -> int | None:

@@ -1,0 +1,203 @@
+"""Where the bytes are: a forecast by closed formulas, for a model's shape, a precision, a micro-batch and a layout.
+
+Everything here is counted as autograd and our own functions keep it: memory by memory, once however many tensors look
+at it, so that it can be held against `tracker`. Sizes: n tokens in a micro-batch, D hidden, Q queries, K keys (heads
+times their size), I inner, V vocabulary; w bytes of a weight's number and of the residual stream's, p of a product's,
+e of an exact sum's (at least 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from danlu.memory.recompute import KINDS, Budget, Kind, Recompute
+from danlu.models import heads
+from danlu.models.attention import Path
+from danlu.models.shape import Shape
+
+INDEX = 8  # bytes of a token id, a label, a position, a document's number
+CHEAP = 0.1  # time of recomputing a block selectively, against fully: no matrix product is made again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """All that decides the bytes of one update on one rank.
+
+    rows, micros   of a micro-batch; micro-batches of an update
+    weight, product, moments   bytes of a weight's number, of a product's, and of all that the optimiser keeps
+    path     how packed rows are attended to; None: rows hold one document each
+    kinds    of recomputation, one a block
+    shards   ranks that weights and moments are cut over; gathered: whether whole copies are made of them for use
+    """
+
+    shape: Shape
+    parameters: int
+    sequence_length: int
+    rows: int
+    micros: int
+    weight: int
+    product: int
+    moments: int
+    path: Path | None
+    kinds: tuple[Kind, ...]
+    shards: int = 1
+    gathered: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """In one micro-batch."""
+        return self.rows * self.sequence_length
+
+    @property
+    def exact(self) -> int:
+        """Bytes of a number in sums, softmax and the head's weight gradient."""
+        return max(4, self.product)
+
+    @property
+    def low(self) -> bool:
+        """Whether products are in fewer bytes than weights."""
+        return self.product < self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """A forecast: bytes by part at the moment when most are held."""
+
+    moment: str
+    parts: Mapping[str, int]
+
+    @property
+    def peak(self) -> int:
+        """Bytes in all."""
+        return sum(self.parts.values())
+
+
+def kept(case: Case, kind: Kind) -> dict[str, int]:
+    """What one block keeps from its forward to its backward, by part of the block."""
+    s, n, w, p = case.shape, case.tokens, case.weight, case.product
+    if kind == "full":
+        return {"input": n * s.hidden_size * w}
+    d, q, k, i = s.hidden_size, s.heads * s.head_dim, s.key_value_heads * s.head_dim, s.inner_size
+    joined = q + 2 * k
+    scores = n * s.heads * case.exact  # the softmax's log-sum-exp
+    if kind == "selective":
+        up = 2 * i if s.gated else i
+        return {"input": n * d * w, "products": n * (joined + d + up) * p, "attention": n * q * p + scores}
+    scales = (1 if s.norm == "rms" else 2) * n * case.exact
+    turned = q + k if s.positions == "rope" else 0
+    mask = case.rows * case.sequence_length**2 * p if case.path == "mask" else 0
+    cut = q if case.path == "loop" else 0
+    inner = 4 * i if s.gated else 2 * i
+    copies = joined * d * p + (2 * i * d * p if s.gated else 0)
+    return {
+        "norms": 2 * (n * d * w + scales + n * d * p),
+        "attention": n * (joined + turned + q + cut) * p + scores + mask,
+        "mlp": n * inner * p,
+        "weights side by side": 0 if case.gathered else copies,
+    }
+
+
+def choose(setting: Recompute, case: Case) -> tuple[Kind, ...]:
+    """The kind of each block, first to last: the setting's; for a budget the least recomputation that keeps to it.
+
+    What is recomputed stands first: by the time those blocks' backward comes, the others' activations are gone. Where
+    not even full recomputation of all keeps to the budget, that is what is chosen.
+    """
+    layers = case.shape.layers
+    if not isinstance(setting, Budget):
+        return (setting,) * layers
+    each = {kind: sum(kept(case, kind).values()) for kind in KINDS}
+    allowed = setting.budget * layers * each["none"]
+    mixes = ((full, some, layers - full - some) for full in range(layers + 1) for some in range(layers - full + 1))
+    fitting = [
+        (full + CHEAP * some, full, some, rest)
+        for full, some, rest in mixes
+        if full * each["full"] + some * each["selective"] + rest * each["none"] <= allowed
+    ]
+    _, full, some, rest = min(fitting, default=(0, layers, 0, 0))
+    counts: dict[Kind, int] = {"full": full, "selective": some, "none": rest}
+    return tuple(kind for kind, count in counts.items() for _ in range(count))
+
+
+def forecast(case: Case) -> Ledger:
+    """The moment of an update at which most is held, and what is."""
+    moments = {
+        "in the language head": _head(case),
+        "in the backward of the last block": _last_block(case),
+        "in the backward of the embedding": _embedding(case),
+        "in the update": _rest(case) | {"gradients": case.parameters * case.weight},
+    }
+    name = max(moments, key=lambda name: sum(moments[name].values()))
+    return Ledger(name, moments[name])
+
+
+def _rest(case: Case) -> dict[str, int]:
+    """What is there all the time: weights, moments, and the rows of the whole update."""
+    return {
+        "weights": case.parameters * case.weight,
+        "moments": case.moments,
+        "batch": 4 * INDEX * case.micros * case.tokens,
+    }
+
+
+def _activations(case: Case) -> dict[str, int]:
+    """All that the backward waits for once the forward is done, the head's part left out."""
+    s, n = case.shape, case.tokens
+    blocks = sum(sum(kept(case, kind).values()) for kind in case.kinds)
+    turn = n * s.head_dim * case.product if s.positions == "rope" else 0
+    last = n * s.hidden_size * case.weight + (1 if s.norm == "rms" else 2) * n * case.exact
+    mask = case.rows * case.sequence_length**2 if case.path == "mask" and set(case.kinds) != {"none"} else 0
+    casts = 0
+    if case.low:  # autocast keeps its copies of plain weights to the end of the update
+        inner = s.heads * s.head_dim + s.inner_size * (1 if s.gated else 2)
+        casts = s.layers * inner * s.hidden_size * case.product
+    return {"activations": blocks + turn + last + mask, "low weights": casts}
+
+
+def _gradients(case: Case, last: int) -> int:
+    """Gradients held while a backward runs: those of the last `last` parameters, or all from the second on."""
+    return case.parameters * case.weight if case.micros > 1 else last
+
+
+def _head(case: Case) -> dict[str, int]:
+    s, n, p, e = case.shape, case.tokens, case.product, case.exact
+    v, d = s.vocab_size, s.hidden_size
+    most = max(1, min(heads.ROWS, heads.BYTES // (v * p)))
+    pieces = max(1, -(-n // most))
+    size = -(-n // pieces)
+    hidden = 3 * n * d * p  # as it came, with unasked rows zeroed, and its gradient
+    chunk = size * v * p
+    block = min(size, max(1, heads.BLOCK // v)) * v * e * (2 if case.low else 1)
+    low = v * d * p if case.low else 0  # the weight, and its gradient by one chunk
+    product = low
+    work = max(block + (product if pieces > 1 else 0), product + n * d * p)
+    small = n * (2 * INDEX + 2 * 1 + 2 * e)
+    return (
+        _rest(case)
+        | _activations(case)
+        | {"gradients": _gradients(case, 0) + v * d * e, "head": hidden + chunk + low + work + small}
+    )
+
+
+def _last_block(case: Case) -> dict[str, int]:
+    s, n, w, p = case.shape, case.tokens, case.weight, case.product
+    d, i = s.hidden_size, s.inner_size
+    again = 0
+    if case.kinds[-1] != "none":
+        again = sum(kept(case, "none").values()) - n * d * w
+    stream = n * d * (w + (p if case.low else 0))
+    inner = (2 if s.gated else 1) * n * i * p
+    made = s.vocab_size * d * case.exact
+    grads = _gradients(case, 0) + made + (0 if case.micros > 1 else i * d * w)
+    return _rest(case) | _activations(case) | {"gradients": grads, "backward": stream + inner + again - n * d * w}
+
+
+def _embedding(case: Case) -> dict[str, int]:
+    s = case.shape
+    table = s.vocab_size * s.hidden_size * case.weight
+    again = table if s.tied or case.micros > 1 else 0
+    return _rest(case) | {
+        "gradients": case.parameters * case.weight + again,
+        "backward": case.tokens * s.hidden_size * case.weight,
+    }
