@@ -93,7 +93,7 @@ def micro_batch(recipe: Recipe, materials: Materials, layout: object) -> int:
     from danlu.memory.plan import rows_that_fit
 
     assert isinstance(layout, Parallel)
-    given, share = recipe.batch.micro_batch_size, recipe.batch.global_batch_size // layout.ranks
+    given, share = recipe.batch.micro_batch_size, materials.rows.global_batch_size // layout.ranks
     if isinstance(given, int):
         return given
     ours = layout.ranks if materials.device.type == "cpu" else 1  # ranks that share this memory
@@ -177,10 +177,12 @@ def model(materials: Materials) -> Iterator[str]:
 def updates(materials: Materials) -> Iterator[str]:
     """How long the run is, in each measure."""
     recipe, total = materials.recipe, materials.total
-    rows = recipe.batch.global_batch_size
-    epochs = total * rows / materials.rows.rows
+    rows, sizes = materials.rows.global_batch_size, materials.rows.sizes
+    samples = sizes.samples(total)
+    epochs = samples / materials.rows.rows
+    ramp = f" (the first of {sizes.at(0)})" if sizes.at(0) < rows else ""
     yield (
-        f"{total:,} updates of {rows} rows: {total * rows * recipe.data.sequence_length:,} tokens, {epochs:.2f} epochs"
+        f"{total:,} updates of {rows} rows{ramp}: {samples * recipe.data.sequence_length:,} tokens, {epochs:.2f} epochs"
     )
     warmup = recipe.optimizer.schedule.warmup_steps
     if warmup > total:
@@ -195,7 +197,7 @@ def memory(recipe: Recipe, materials: Materials) -> Iterator[str]:
 
     plan, layout = materials.footprint, recipe.parallel
     micro, shards = int(recipe.batch.micro_batch_size), int(layout.shard)
-    micros = recipe.batch.global_batch_size // layout.ranks // micro
+    micros = materials.rows.global_batch_size // layout.ranks // micro
     need = plan.total(micro, shards=shards)
     found = device.memory(materials.device)
     here = layout.ranks if materials.device.type == "cpu" else 1
@@ -247,7 +249,7 @@ def seconds(materials: Materials) -> Iterator[str]:
         taken.append(time.perf_counter() - before)
     each = statistics.median(taken[1:] or taken)
     recipe = materials.recipe
-    rows = recipe.batch.global_batch_size
+    rows = materials.rows.global_batch_size
     yield (
         f"{each:.2f} s an update on one process here ({rows * recipe.data.sequence_length / each:,.0f} tokens/s, "
         f"median of {len(taken[1:] or taken)})"
