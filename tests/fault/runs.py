@@ -82,6 +82,59 @@ class Moment:
         setattr(owner, name, watched)
 
 
+@dataclass(frozen=True)
+class Gate:
+    """A run goes on only as far as the number in a file says, however fast it is, and says beside it how far it is.
+
+    Where it waits, signals are heard; `told` knows of which ranks.
+    """
+
+    path: Path
+
+    def open(self, until: int) -> None:
+        """The run may make so many updates in all."""
+        _replace(self.path, until)
+
+    def at(self) -> int:
+        """Updates that are made (before the first one of a life: those of the life before)."""
+        return _number(self.path.with_suffix(".at"))
+
+    def told(self, rank: int) -> bool:
+        """Whether a signal has reached this rank."""
+        return self.path.with_suffix(f".told-{rank}").exists()
+
+    def __call__(self) -> None:
+        """The process is prepared."""
+        from danlu.train import loop
+        from danlu.train.signals import Told
+
+        rank, whole, hear = int(os.environ.get("RANK", "0")), loop.step, Told.hear
+
+        def step(run: Any, *rest: Any) -> Any:
+            while run.step >= _number(self.path):
+                time.sleep(0.005)
+            made = whole(run, *rest)
+            if rank == 0:
+                _replace(self.path.with_suffix(".at"), run.step)
+            return made
+
+        def heard(told: Any, *arguments: Any) -> None:
+            hear(told, *arguments)
+            self.path.with_suffix(f".told-{rank}").touch()
+
+        loop.step, Told.hear = step, heard  # type: ignore[assignment, method-assign]
+
+
+def _replace(path: Path, number: int) -> None:
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    part.write_text(str(number))
+    part.replace(path)
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text()) if path.exists() else 0
+
+
 def start(recipe: Path, *overrides: str, prepare: Prepare | None = None, ranks: int = 1) -> list[Any]:
     """The run goes on in processes of its own, one a rank; the exit code of each is the command's."""
     context = multiprocessing.get_context("forkserver")

@@ -103,6 +103,72 @@ def test_changed_text_is_refused_and_nothing_is_touched(copy: Path) -> None:
     assert contents(copy) == before
 
 
+def test_a_text_may_move_but_not_change(copy: Path, done: Path) -> None:
+    text, moved = copy.parent / "lines.txt", copy.parent / "elsewhere" / "other.txt"
+    moved.parent.mkdir()
+    text.rename(moved)
+    where = f"data.train=[{moved}]"
+    assert runs.finish(copy, "max_steps=12", where) == 0, runs.said(copy)
+    assert f"data.train.0: was {text}, is {moved} from here on" in runs.said(copy)
+    assert [line["loss"] for line in runs.metrics(copy)[:9]] == [line["loss"] for line in runs.metrics(done)]
+    moved.write_text(moved.read_text().replace("c", "C", 1))
+    assert runs.finish(copy, "max_steps=15", where) == 2
+    assert "the training data is not what it was when the run began" in last(copy)
+
+
+def test_a_text_that_is_only_held_against_may_not_change_either(tmp_path: Path) -> None:
+    recipe = runs.write_recipe(tmp_path, steps=3)
+    held, moved = tmp_path / "held.txt", tmp_path / "moved.txt"
+    held.write_text("abc\nabcd\nabcdefgh\n")
+    assert runs.finish(recipe, f"data.validation=[{held}]") == 0, runs.said(recipe)
+    held.rename(moved)
+    assert runs.finish(recipe, f"data.validation=[{moved}]", "max_steps=6") == 0, runs.said(recipe)
+    moved.write_text("abc\nabcd\nabcdefgx\n")
+    assert runs.finish(recipe, f"data.validation=[{moved}]", "max_steps=9") == 2
+    assert "the validation data is not what it was when the run began" in last(recipe)
+
+
+def test_a_refused_run_leaves_no_folder_behind(tmp_path: Path) -> None:
+    recipe = runs.write_recipe(tmp_path, steps=3)
+    assert runs.finish(recipe, "data.train=[nowhere.txt]") == 2
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "runs" / "fault").mkdir(parents=True)
+    assert runs.finish(recipe, "data.train=[nowhere.txt]") == 2
+    assert runs.folder(recipe).exists()
+
+
+PUBLISH = Moment("danlu.train.finish", "publish")
+
+
+def test_killed_between_its_last_checkpoint_and_its_model_a_longer_run_does_not_pass_for_finished(
+    copy: Path, done: Path
+) -> None:
+    """The model of nine updates stands there; that of twelve is owed."""
+    old = runs.weights(copy)
+    assert runs.finish(copy, "max_steps=12", prepare=PUBLISH) == -9
+    assert runs.weights(copy) == old
+    assert runs.finish(copy, "max_steps=12") == 0, runs.said(copy)
+    assert runs.weights(copy) != old
+    runs.forget_said(copy)
+    assert runs.finish(copy, "max_steps=12") == 0
+    assert "this run is finished (12 updates)" in runs.said(copy)
+
+
+def test_a_longer_run_killed_before_its_first_checkpoint_is_still_longer(copy: Path) -> None:
+    assert runs.finish(copy, "max_steps=12", prepare=Moment("danlu.train.loop", "step", 2)) == -9
+    assert runs.finish(copy, "max_steps=12") == 0, runs.said(copy)
+    assert [line["step"] for line in runs.metrics(copy)] == list(range(1, 13))
+
+
+def test_killed_after_it_was_stopped_early_it_does_not_train_on(tmp_path: Path) -> None:
+    recipe = runs.write_recipe(tmp_path)
+    early = "evaluate.early_stopping={patience: 1, min_delta: 99}"
+    assert runs.finish(recipe, early, prepare=PUBLISH) == -9
+    assert runs.finish(recipe, early) == 0, runs.said(recipe)
+    assert [line["step"] for line in runs.metrics(recipe)] == list(range(1, 7))
+    assert runs.weights(recipe)
+
+
 def test_a_flipped_byte_falls_back_to_the_checkpoint_before(copy: Path, done: Path) -> None:
     shard = runs.folder(copy) / "checkpoints" / "step-000009" / "rank-000.safetensors"
     content = bytearray(shard.read_bytes())

@@ -37,7 +37,7 @@ MOMENTS = [
     Moment("danlu.checkpoint.commit", "write_manifest", 1),
     Moment("danlu.train.loop", "finish"),
     Moment("danlu.train.finish", "publish"),
-    Moment("danlu.checkpoint.model", "_sync", 2),
+    Moment("danlu.checkpoint.model", "make_durable", 2),
 ]
 RANDOM = 16  # kills at moments that only the clock knows
 

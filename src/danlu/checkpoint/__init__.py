@@ -3,6 +3,8 @@
 disk      the few things done to a disk, in one place, so that tests can fail any one of them
 shard     one rank's tensors in one safetensors file: hashed while written, checked while read
 manifest  what makes a folder a checkpoint: its parts, their sizes and hashes; reading and checking it
+threads   the same work on many things, by several threads
+host      copies of tensors in the host's memory, in room that is kept
 pieces    a rank's slice of a named whole tensor, and whether slices make whole tensors
 commit    how many ranks write one checkpoint that appears at once, or not
 save      Piece, Snapshot, Saver: saving in the background, one save in flight, failures told at the next call

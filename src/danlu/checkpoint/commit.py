@@ -342,13 +342,17 @@ def disk_note(job: Job, error: OSError) -> _Note:
 
 
 def _persist(job: Job, name: str, note: _Note) -> None:
-    """The note is there for other ranks to read; on a full disk it is tried until there is room or the time is over."""
+    """The note is there for other ranks to read; where there is no room for it, a file of its name and without content,
+    which says that; where there is none even for that, it is tried until there is or the time is over."""
     content = seal({"message": note.message, "of_disk": note.of_disk, "needed": note.needed, "free": note.free})
 
     def attempt() -> bool | None:
         with contextlib.suppress(OSError):
             job.disk.make_folder(job.folder)
             write_file(job.disk, job.folder / name, [content])
+            return True
+        with contextlib.suppress(OSError):
+            job.disk.close(job.disk.create(_wordless(job.folder / name)))
             return True
         return None
 
@@ -359,5 +363,12 @@ def _read_note(path: Path) -> _Note | None:
     try:
         body = unseal(read_small(path, MAX_NOTE), path.name)
     except (Damaged, OSError):
+        if _wordless(path).exists():
+            return _Note(message=f"{path.parent}: a rank found no room on its disk, not even for a word", of_disk=True)
         return None
     return _Note(message=body["message"], of_disk=body["of_disk"], needed=body["needed"], free=body["free"])
+
+
+def _wordless(note: Path) -> Path:
+    """The file without content that stands for a note for which there was no room."""
+    return note.with_name(f"{note.name}.full")

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from danlu.core.paths import sync_folder
+from danlu.core.paths import make_durable
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -44,7 +44,7 @@ class Disk:
     def sync_folder(self, path: Path) -> None:
         """Names made, renamed or removed in the folder are durable, where the file system has a way to ask for it."""
         try:
-            sync_folder(path)
+            make_durable(path)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync a folder
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -25,10 +26,13 @@ from danlu.checkpoint.manifest import (
     verify,
 )
 from danlu.checkpoint.shard import DTYPES, read_span, view_bytes
+from danlu.checkpoint.threads import in_shares
 from danlu.core.errors import InputError
 from danlu.core.log import logger
 
 ROWS = 8 << 20  # bytes read at once where only a part of a slice is wanted
+
+Fetch = tuple[Part, Tensor, tuple[slice, ...], tuple[slice, ...]]  # a stored slice, where to, places in both
 
 
 class Want(NamedTuple):
@@ -131,16 +135,16 @@ def read(
             parts.setdefault(part.name, []).append((table.rank, part))
     _refuse_strangers(found, wanted, parts, elsewhere)
     tensors = {name: torch.empty(want.local, dtype=want.dtype) for name, want in wanted.items()}
-    todo: dict[int, list[tuple[Part, tuple[slice, ...], tuple[slice, ...]]]] = {}
+    todo: dict[int, list[Fetch]] = {}
     for name, want in wanted.items():
         for rank, part in parts[name]:
             if both := _meet(want, part):
-                todo.setdefault(rank, []).append((part, *both))
+                todo.setdefault(rank, []).append((part, tensors[name], *both))
     for rank, jobs in sorted(todo.items()):
-        with open(found.path / shard_name(rank), "rb", buffering=0) as file:
-            for part, here, there in sorted(jobs, key=lambda job: job[0].span.start):
-                if not _fetch(file, part, tensors[part.name], here, there, check):
-                    raise Damaged(f"{found.path}/{shard_name(rank)}: {part.name} does not match its hash")
+        jobs.sort(key=lambda job: job[0].span.start)
+        work = partial(_fetch_all, found.path / shard_name(rank), check=check)
+        for _ in in_shares(work, jobs, size=lambda job: job[0].span.size):
+            pass
     return tensors
 
 
@@ -189,6 +193,14 @@ def _meet(want: Want, part: Part) -> tuple[tuple[slice, ...], tuple[slice, ...]]
         here.append(slice(start - w_at, stop - w_at))
         there.append(slice(start - p_at, stop - p_at))
     return tuple(here), tuple(there)
+
+
+def _fetch_all(path: Path, jobs: list[Fetch], *, check: bool) -> None:
+    """Each slice is where it belongs; raises Damaged, naming the first that is not what was written."""
+    with open(path, "rb", buffering=0) as file:
+        for part, into, here, there in jobs:
+            if not _fetch(file, part, into, here, there, check):
+                raise Damaged(f"{path}: {part.name} does not match its hash")
 
 
 def _fetch(

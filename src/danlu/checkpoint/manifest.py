@@ -12,10 +12,12 @@ import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from danlu.checkpoint.shard import DTYPES, Span, check_span, digest
+from danlu.checkpoint.threads import in_shares
 
 FORMAT = "danlu checkpoint"
 VERSION = 1
@@ -225,23 +227,28 @@ def verify(folder: Path, *, deep: bool = True) -> list[str]:
         tables = read_tables(folder, manifest)
     except (Damaged, OSError) as problem:
         return [str(problem)]
-    problems = []
-    buffer = bytearray(4 << 20)
+    problems: list[tuple[str, int, str]] = []
     for table in tables if deep else ():
-        name = shard_name(table.rank)
-        try:
-            with open(folder / name, "rb", buffering=0) as file:
-                if not check_span(file, table.header, buffer):
-                    problems.append(f"{name}: its header does not match its hash")
-                problems += [
-                    f"{name}: {part.name} (bytes {part.span.start} to {part.span.start + part.span.size}) "
-                    "does not match its hash"
-                    for part in (*table.pieces, *table.streams)
-                    if not check_span(file, part.span, buffer)
-                ]
-        except OSError as problem:
-            problems.append(f"{name}: {problem.strerror}")
-    return problems
+        path = folder / shard_name(table.rank)
+        spans = [(table.header, "its header")]
+        spans += [
+            (part.span, f"{part.name} (bytes {part.span.start} to {part.span.start + part.span.size})")
+            for part in (*table.pieces, *table.streams)
+        ]
+        for found in in_shares(partial(_compare, path), spans, size=lambda span: span[0].size):
+            problems += found
+    return [f"{name}: {problem}" for name, _, problem in sorted(problems)]
+
+
+def _compare(path: Path, spans: list[tuple[Span, str]]) -> list[tuple[str, int, str]]:
+    """What does not match its hash: the file's name, the place in it, a sentence."""
+    buffer = bytearray(4 << 20)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            wrong = [(span, what) for span, what in spans if not check_span(file, span, buffer)]
+    except OSError as problem:
+        return [(path.name, 0, problem.strerror or repr(problem))]
+    return [(path.name, span.start, f"{what} does not match its hash") for span, what in wrong]
 
 
 def read_small(path: Path, limit: int) -> bytes:

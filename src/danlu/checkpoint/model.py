@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from danlu.checkpoint.disk import FULL, Disk
 from danlu.core.errors import Failure, InputError
+from danlu.core.paths import make_durable
 from danlu.data.tokenizer import Tokenizer
 from danlu.models import weights
 from danlu.models.families import Family
@@ -38,7 +38,7 @@ def publish(
     try:
         _write(beside, family, tensors, tokenizer, dtype)
         for path in beside.iterdir():
-            _sync(path)
+            make_durable(path)
         disk.sync_folder(beside)
         if folder.exists():
             disk.rename(folder, aside)
@@ -104,14 +104,6 @@ def _write(
     weights.save(folder, family, chain([first], rest), dtype=dtype or first[1].dtype, control=control)
     tokenizer.save(folder)
     weights.load(folder, announce=False)  # names and shapes are checked before it gives the first tensor
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _said(folder: Path, error: OSError, disk: Disk) -> str:

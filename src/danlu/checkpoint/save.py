@@ -13,16 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from danlu.checkpoint.commit import Job, NotSaved, Saved, carry_out
+from danlu.checkpoint.commit import STREAM, Job, NotSaved, Saved, carry_out
 from danlu.checkpoint.disk import Disk, write_file
 from danlu.checkpoint.folder import remove_checkpoint, tidy, whole
+from danlu.checkpoint.host import Copies
 from danlu.checkpoint.keep import Checkpoint, room_needed
 from danlu.checkpoint.manifest import step_name, step_of
 from danlu.checkpoint.pieces import Piece
-from danlu.checkpoint.shard import view_bytes
 from danlu.core.errors import Bereft, InputError
 
 __all__ = ["NotSaved", "Piece", "Saved", "Saver", "Snapshot"]
@@ -89,7 +88,7 @@ class Saver:
         self._gone = gone
         self._result: Outcome | BaseException | None = None
         self._last: int | None = None
-        self._host: dict[str, Tensor] = {}
+        self._copies = Copies()
         if rank == 0:
             self._prepare()
 
@@ -100,9 +99,9 @@ class Saver:
         for the next save: as much again as the tensors). Raises what went wrong since the last call, if it is not a
         matter of the disk.
         """
+        begun = time.monotonic()
         done = self.finish()
         job = self._job(snapshot)
-        begun = time.monotonic()
         if not self.settings.asynchronous:
             outcome = carry_out(job)
             stall = time.monotonic() - begun
@@ -112,6 +111,13 @@ class Saver:
         self._thread = threading.Thread(target=self._run, args=(job, stall), name="danlu save", daemon=True)
         self._thread.start()
         return done
+
+    def reserve(self, snapshot: Snapshot) -> None:
+        """Room for copies of such tensors is made beside training, so that the first save stalls no longer than others.
+
+        Call it when no save is in flight."""
+        if self.settings.asynchronous:
+            self._copies.reserve(_tensors(snapshot))
 
     def finish(self) -> list[Outcome]:
         """No save is in flight; gives what came of the last one, once. Raises what went wrong, as ``save`` does."""
@@ -126,6 +132,10 @@ class Saver:
         if isinstance(result, BaseException):
             raise result
         return [] if result is None else [result]
+
+    def ready(self) -> list[Outcome]:
+        """What came of the last save, once, if it is over; nothing is waited for."""
+        return [] if self._thread is None or self._thread.is_alive() else self.finish()
 
     def abandon(self) -> None:
         """This rank waits for no other any more: for leaving after a failure. What is not committed never will be."""
@@ -198,26 +208,9 @@ class Saver:
 
     def _on_host(self, job: Job) -> Job:
         """The same job with all tensors copied: training may go on changing its own."""
-        kept, self._host = self._host, {}
-        ready = torch.cuda.is_available()
-
-        def copy(key: str, tensor: Tensor) -> Tensor:
-            place = kept.pop(key, None)
-            if place is None or place.shape != tensor.shape or place.dtype != tensor.dtype:
-                place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=ready and tensor.is_cuda)
-            self._host[key] = place
-            if tensor.is_cpu and tensor.is_contiguous():
-                # Plain memory to memory. Torch's own copy wakes all its threads for every tensor, which on a machine
-                # with other work took up to forty times as long.
-                view_bytes(place)[:] = view_bytes(tensor.detach())
-            else:
-                place.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
-            return place
-
-        pieces = {n: replace(p, tensor=copy(n, p.tensor)) for n, p in job.pieces.items()}
-        streams = {n: copy(f"stream/{n}", t) for n, t in job.streams.items()}
-        if ready:
-            torch.cuda.synchronize()
+        copies = self._copies.of(_tensors(job))
+        pieces = {name: replace(piece, tensor=copies[name]) for name, piece in job.pieces.items()}
+        streams = {name: copies[STREAM + name] for name in job.streams}
         return replace(job, pieces=pieces, streams=streams)
 
     def _run(self, job: Job, stall: float) -> None:
@@ -226,6 +219,12 @@ class Saver:
             self._result = replace(outcome, stall_seconds=stall) if isinstance(outcome, Saved) else outcome
         except BaseException as error:
             self._result = error
+
+
+def _tensors(held: Snapshot | Job) -> dict[str, Tensor]:
+    """All tensors of it, by names that do not meet."""
+    pieces = {name: piece.tensor for name, piece in held.pieces.items()}
+    return pieces | {STREAM + name: tensor for name, tensor in held.streams.items()}
 
 
 def _in_words(size: int) -> str:

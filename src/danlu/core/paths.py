@@ -77,12 +77,12 @@ def write_whole(path: Path, content: bytes) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    make_durable(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Names made, renamed or removed in a folder are durable."""
-    handle = os.open(folder, os.O_RDONLY)
+def make_durable(path: Path) -> None:
+    """What was written to a file, or the names made, renamed or removed in a folder, outlive a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

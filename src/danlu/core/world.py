@@ -22,6 +22,7 @@ from danlu.core.errors import Failure
 
 T = TypeVar("T")
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+LAUNCHER = "DANLU_LAUNCHER"  # the process id of our own launcher
 PATIENCE = timedelta(days=7)  # while starting: the first rank may tokenise for hours while the others wait
 
 
@@ -115,11 +116,18 @@ def together(world: World, values: tuple[T, ...]) -> tuple[T, ...]:
 
 
 def prepare_children(count: int) -> None:
-    """Processes started from here share the cores evenly, and talk over loopback unless the user chose otherwise."""
+    """Processes started from here are ranks of ours (``launched``), share the cores evenly, and talk over loopback,
+    unless the user chose otherwise."""
+    os.environ[LAUNCHER] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
+def launched() -> bool:
+    """Whether our own launcher started this process."""
+    return os.environ.get(LAUNCHER) == str(os.getppid())
 
 
 def once(world: World, function: Callable[[], T]) -> T:

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import xxhash
 
 from danlu.core.errors import InputError, Unhealthy
-from danlu.core.paths import sync_folder
+from danlu.core.paths import make_durable
 from danlu.files.sidecar import Sidecar, checksum, part, prefix_of
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -292,7 +292,7 @@ class Writer:
         ).write(self.prefix, durable=durable)
         self._temporary[".idx"].replace(part(self.prefix, ".idx"))
         if durable:
-            sync_folder(self.prefix.parent)
+            make_durable(self.prefix.parent)
 
     def _write_index(self, *, durable: bool) -> str:
         code = {name: code for code, name in DTYPES.items()}[self.dtype.str[1:]]

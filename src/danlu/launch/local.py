@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from danlu.core import world
 from danlu.core.errors import Failure, InputError, Interrupted, Unhealthy
-from danlu.train.signals import handled
+from danlu.train.signals import ECHO, handled
 
 GRACE_SECONDS = 300  # what ranks are given to finish their step and save, once told to stop
 MOURNING_SECONDS = 8  # what ranks are given to end by themselves, once another has failed
@@ -79,8 +79,11 @@ class _Told:
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """The first is passed on to the ranks by whoever waits for them; a second one ends them here and now."""
+        now = time.monotonic()
+        if self.by and now - self.when < ECHO:
+            return
         self.by.append(number)
-        self.when = self.when or time.monotonic()
+        self.when = self.when or now
         if len(self.by) > 1:
             _end(_ranks())
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from danlu.core.errors import InputError
 from danlu.core.log import logger
-from danlu.core.paths import sync_folder, write_whole
+from danlu.core.paths import make_durable, write_whole
 from danlu.models.families import Family, model_folder, read_config
 from danlu.models.shape import Stored
 from danlu.models.stack import Trunk, plain
@@ -265,7 +265,7 @@ def save(
         raise
     _json(path / "config.json", config)
     _json(path / "generation_config.json", {"_from_model_config": True, **_ids(control)})
-    sync_folder(path)
+    make_durable(path)
 
 
 def _ids(control: Mapping[str, int | list[int]] | None) -> dict[str, int | list[int] | None]:

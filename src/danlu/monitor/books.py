@@ -80,7 +80,7 @@ class Books:
         if self._held is not None and self._held["step"] == step:
             self._held |= finite({"eval_loss": loss})
         elif self.step == step:  # the run had left before it could evaluate
-            self._write(lambda: self._metrics.amend(finite({"eval_loss": loss})))
+            self._write(lambda: self._metrics.amend(finite({"eval_loss": loss}), step=step))
         self.event("evaluated", {"step": step, "eval_loss": loss, "best": best, **facts})
         return best
 

@@ -37,14 +37,17 @@ class Lines:
                 self._file.truncate(before)  # no half line, or the next would be lost with it
                 raise
 
-    def amend(self, facts: Mapping[str, object]) -> None:
-        """The last line has these facts, too; a crash leaves the file as it was, or as it shall be."""
+    def amend(self, facts: Mapping[str, object], *, step: int) -> None:
+        """The last line, if it is of this step, has these facts, too; a crash leaves it as it was, or as it shall be."""
         with self._lock:
             if self._file.closed:
                 return
             path = Path(self._file.name)
             before, _, last = path.read_bytes().removesuffix(b"\n").rpartition(b"\n")
-            line = json.dumps(json.loads(last) | dict(facts), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+            there = _parse(last + b"\n")
+            if there is None or there.get("step") != step:
+                return  # it was lost, which the reader of this file was told
+            line = json.dumps(there | dict(facts), ensure_ascii=False, allow_nan=False).encode() + b"\n"
             write_whole(path, (before + b"\n" if before else b"") + line)
             self._file.close()
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close)

@@ -72,13 +72,14 @@ Difference = tuple[str, Any, Any]  # path, old value, new value
 def resumes(old: Recipe, new: Recipe) -> tuple[list[Difference], list[Difference]]:
     """What a run that goes on may change, and what it may not: two lists of (path, old, new).
 
-    The layout, the micro-batch, and what is shown, saved and measured may change, and the run may become longer by the
-    same measure; anything else would make it another run.
+    The layout, the micro-batch, and what is shown, saved and measured may change; the text may lie elsewhere (whoever
+    opens it sees whether its tokens are the same); and the run may become longer by the same measure. Anything else
+    would make it another run.
     """
     allowed: list[Difference] = []
     refused: list[Difference] = []
     for path, before, after in differences(old, new):
-        section = path.partition(".")[0]
+        section, place = path.partition(".")[0], ".".join(path.split(".")[:2])
         free = section in ("parallel", "checkpoint", "evaluate", "monitor") or path in (
             "batch.micro_batch_size",
             "folder",
@@ -86,7 +87,10 @@ def resumes(old: Recipe, new: Recipe) -> tuple[list[Difference], list[Difference
             "data.prefetch",
         )
         longer = path in DURATIONS and before is not None and after is not None and after > before
-        (allowed if free or longer else refused).append((path, before, after))
+        moved = place in ("data.train", "data.tokenizer") or (
+            place == "data.validation" and not _is_share(before, after)
+        )
+        (allowed if free or longer or moved else refused).append((path, before, after))
     return allowed, refused
 
 
@@ -126,6 +130,10 @@ def _heads(at: At) -> Iterator[tuple[str, str]]:
         ("model.n_embd", "model.n_head"),
     ):
         width, heads = _maybe(at, width_path), _maybe(at, heads_path)
+def _is_share(*values: Any) -> bool:
+    return any(isinstance(value, int | float) for value in values)
+
+
         if width and heads and width % heads and _maybe(at, "model.head_dim") is None:
             yield heads_path, f"{heads} heads do not divide {width_path} {width}; give one of {_divisors(width)}"
     heads, groups = _maybe(at, "model.num_attention_heads"), _maybe(at, "model.num_key_value_heads")

@@ -64,6 +64,7 @@ class Materials:
     fallbacks: tuple[str, ...] = ()
 
     @property
+    held_id: str = ""
     def micros(self) -> int:
         """Micro-batches of an update on each rank."""
         batch = self.recipe.batch
@@ -123,7 +124,8 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
         total=_updates(recipe, rows),
         footprint=footprint,
         data_id=sets.identity,
-        fallbacks=_fallbacks(recipe, precision, device),
+        held_id=sets.held,
+        fallbacks=remarks(recipe.memory.precision, precision, device, shape.sides),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from danlu.checkpoint.load import Found, candidates
 from danlu.checkpoint.lock import Lock
@@ -14,7 +14,7 @@ from danlu.core.errors import InputError
 from danlu.core.log import logger
 from danlu.core.paths import RunFolder, shown, write_whole
 from danlu.models import attention, count
-from danlu.monitor import environment
+from danlu.monitor import environment, jsonl
 from danlu.monitor.watch import Guard, Plan, Watch, watch
 from danlu.recipe.recipe import DURATIONS, Recipe, resumes
 from danlu.recipe.yaml import load
@@ -72,19 +72,43 @@ def _settled_anew(path: str, old: Recipe, ranks: int) -> bool:
     return path.startswith("parallel.") or (path == "batch.micro_batch_size" and ranks != old.parallel.ranks)
 
 
-def finished(opened: Opened, folder: RunFolder, found: Found | None) -> bool:
+def over(opened: Opened, found: Found | None) -> bool:
     """Whether the run came to its end, its last update or early stopping, and nothing asks for more of it."""
+    if found is None or not found.manifest.facts.get("over"):
+        return False
+    now = asked(opened.recipe)
     more = any(path in DURATIONS or path.startswith("evaluate.early_stopping") for path in opened.changes)
-    return found is not None and bool(found.manifest.facts.get("over")) and not more and folder.model.exists()
+    return not more and found.manifest.facts.get("asked", now) == now
+
+
+def asked(recipe: Recipe) -> dict[str, Any]:
+    """What decides where a run ends, as JSON: kept in checkpoints, for recipe.yaml may already ask for more."""
+    early = recipe.evaluate.early_stopping
+    lengths = {path: getattr(recipe, path) for path in DURATIONS}
+    return lengths | {"early_stopping": early and [early.patience, early.min_delta]}
+
+
+def published(folder: RunFolder, found: Found | None, recipe: Recipe) -> bool:
+    """Whether the model in the run's folder is the one that this checkpoint ends with."""
+    wanted = {"event": "published", "step": found and found.step, "weights": recipe.checkpoint.publish}
+    return folder.model.exists() and any(wanted.items() <= event.items() for event in jsonl.lines(folder.events))
 
 
 def same_data(materials: Materials, folder: RunFolder, found: Found | None) -> None:
-    """A run goes on only with the text that it began with: raises InputError where any token of it has changed."""
-    if found is not None and (there := found.manifest.facts.get("data_id")) != materials.data_id:
-        raise InputError(
-            f"{folder.root}: the training data is not what it was when the run began (id {materials.data_id}, then "
-            f"{there}); put the old text back, or use --restart to begin anew"
-        )
+    """A run goes on only with the text that it began with, wherever it lies now: raises InputError where any token of
+    it has changed, or of the text that it is held against."""
+    if found is None:
+        return
+    facts = found.manifest.facts
+    for what, now, then in (
+        ("training data", materials.data_id, facts.get("data_id")),
+        ("validation data", materials.held_id, facts.get("held_id", materials.held_id)),
+    ):
+        if now != then:
+            raise InputError(
+                f"{folder.root}: the {what} is not what it was when the run began (id {now}, then {then}); "
+                "put the old text back, or use --restart to begin anew"
+            )
 
 
 def open_watch(

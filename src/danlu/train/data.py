@@ -21,11 +21,16 @@ from danlu.files.sidecar import Sidecar, part
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """What a model learns from, and what it is held against (may be empty); identity changes with any token of it."""
+    """What a model learns from, and what it is held against (may be empty).
+
+    identity  changes with any token, boundary or weight that is learned from, and with their order; not with a path
+    held      the same of texts that are only held against; "" where a share of the documents is
+    """
 
     train: list[Set]
     validation: list[Set]
     identity: str
+    held: str
 
 
 def open_sets(
@@ -66,7 +71,7 @@ def open_sets(
     groups = [([entry.path], entry.weight) for entry in weighted] or [([str(e) for e in settings.train], 1.0)]
     names = _names([entry.path for entry in weighted] or ["train"])
     share = settings.validation if isinstance(settings.validation, float | int) else 0.0
-    train, validation, identity = [], [], xxhash.xxh3_128()
+    train, validation, identity, held_id = [], [], xxhash.xxh3_128(), ""
     for name, (paths, weight) in zip(names, groups, strict=True):
         prefixes = prepare(paths)
         whole = opened(prefixes)
@@ -76,8 +81,10 @@ def open_sets(
         if held is not None:
             validation.append(Set(name=name, stream=held))
     if isinstance(settings.validation, list):
-        validation = [Set(name="validation", stream=opened(prepare(settings.validation)))]
-    return Sets(train, validation, identity.hexdigest())
+        prefixes = prepare(settings.validation)
+        validation = [Set(name="validation", stream=opened(prefixes))]
+        held_id = xxhash.xxh3_128_hexdigest(repr([_identity(prefix) for prefix in prefixes]).encode())
+    return Sets(train, validation, identity.hexdigest(), held_id)
 
 
 def _identity(prefix: Path) -> str:

@@ -30,7 +30,7 @@ from danlu.monitor.watch import Guard, Watch
 from danlu.recipe import yaml
 from danlu.recipe.recipe import Recipe
 from danlu.train.assemble import Materials, build, gather
-from danlu.train.begin import finished, move_aside, open_folder, open_watch, same_data
+from danlu.train.begin import asked, move_aside, open_folder, open_watch, over, published, same_data
 from danlu.train.finish import finish, rehearse
 from danlu.train.run import Run
 from danlu.train.signals import Told, listening
@@ -42,6 +42,7 @@ BEREFT_SECONDS = 3.0  # after losing a rank: time for its message and its end to
 
 def train(recipe: Recipe, *, restart: bool = False, told: Told | None = None) -> RunFolder:
     """The recipe's run has come to its end; gives its folder.
+LOST = "another rank failed, ended or does not answer; its own message says why"
 
     Goes on from the newest whole checkpoint where the folder holds one. Raises InputError before anything is started,
     Unhealthy after saving what was good, Interrupted when a signal ended it and everything is saved. ``told``: what
@@ -50,7 +51,8 @@ def train(recipe: Recipe, *, restart: bool = False, told: Told | None = None) ->
     world = worlds.here()
     log.start(rank=world.rank, size=world.size)
     with listening() if told is None else nullcontext(told) as told:
-        told.ranks, told.name = world.size > 1, f"[rank {world.rank}] " if world.size > 1 else ""
+        told.ranks, told.launched = world.size > 1, worlds.launched()
+        told.name = f"[rank {world.rank}] " if told.ranks else ""
         device = devices.choose(local_rank=world.local_rank)
         try:
             worlds.join(world, backend=devices.backend_for(device))
@@ -72,7 +74,8 @@ def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, re
         opened = worlds.once(world, lambda: open_folder(recipe, folder, ranks=world.size, announce=logger.info))
         worlds.first_only(world, lambda: settle(folder.model))
         found = worlds.once(world, lambda: newest(folder.checkpoints))
-        if found is not None and finished(opened, folder, found):
+        ended = over(opened, found)
+        if ended and found and worlds.once(world, lambda: published(folder, found, opened.recipe)):
             logger.info(
                 "%s: this run is finished (%d updates); --restart begins it anew", shown(folder.root), found.step
             )
@@ -87,7 +90,7 @@ def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, re
             yaml.save(materials.recipe, folder.recipe)
         if found is None:
             rehearse(run, materials, folder)
-        Loop(run, materials, folder, told, found).go()
+        Loop(run, materials, folder, told, found, ended=ended).go()
     return folder
 
 
@@ -129,7 +132,9 @@ def _bereft(told: Told, said: str) -> Failure:
 class Loop:
     """One run on its way, with what watches, saves and measures it."""
 
-    def __init__(self, run: Run, materials: Materials, folder: RunFolder, told: Told, found: Found | None) -> None:
+    def __init__(
+        self, run: Run, materials: Materials, folder: RunFolder, told: Told, found: Found | None, *, ended: bool = False
+    ) -> None:
         recipe, world = materials.recipe, materials.world
         self.run, self.materials, self.recipe, self.folder, self.told = run, materials, recipe, folder, told
         attempt = worlds.once(world, lambda: secrets.token_hex(8))
@@ -147,8 +152,7 @@ class Loop:
         if self.stopping is not None and found is not None and found.manifest.facts.get("stopping"):
             self.stopping.restore(found.manifest.facts["stopping"])
         self.watch: Watch | Guard = open_watch(run, materials, folder, found, room=self.saver.room)
-        self.stopped_early = False
-        self.owing = found is not None and bool(found.manifest.facts.get("owing"))  # an evaluation, as it left
+        self.stopped_early = ended and run.step < materials.total  # but its model was not yet published
         self.missed: str | None = None  # why the newest state was not saved
 
     def go(self) -> None:
@@ -304,3 +308,9 @@ class Loop:
                 self.watch.event(
                     "saved", step=outcome.step, path=str(outcome.path), stall_seconds=outcome.stall_seconds
                 )
+            "held_id": self.materials.held_id,
+            "health": self.watch.health.state(),
+            "usual_loss": self.watch.health.usual_loss,
+            "at": self.at,
+            "rollbacks": self.rollbacks,
+            "asked": asked(self.recipe),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ from danlu.core.errors import Interrupted
 
 # What batch systems, containers, keyboards and closed terminals send before the end.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+ECHO = 0.1  # seconds; `timeout` and others send one signal twice: to the process, and to its group
 TOGETHER = 1.0  # seconds; systems that signal a whole job reach a rank twice: directly, and through its launcher
 
 
@@ -23,14 +25,16 @@ class Told:
     Before the first update there is nothing to save: a signal ends the start-up at once. ``owner``: the process is
     ours alone, and ends with it; what an exception would do depends on what is being imported just then, for libraries
     swallow some and go on half-made. (A run may be killed at any moment without loss.) From ``wait_for_step`` on it
-    is only remembered, and the loop looks at it after each step. A second one ends the process at once, by the
-    system's own rule. From ``stop_listening`` on all is saved, and nothing more is heard.
+    is only remembered, and the loop looks at it after each step. A second one ends the process at once, by the system's
+    own rule; of a rank that our launcher started, the launcher decides that, for it hears what the user sends. From
+    ``stop_listening`` on all is saved, and nothing more is heard.
     """
 
     def __init__(self, *, owner: bool = False) -> None:
         self.by: str | None = None
         self.owner = owner
         self.ranks = False  # one of several: they are told twice, and their launcher can go without them
+        self.launched = False  # by our own launcher
         self.name = ""  # before what it says
         self._waits = self._deaf = False
         self._when = 0.0
@@ -55,7 +59,7 @@ class Told:
             return
         now = time.monotonic()
         if self.by is not None:
-            if self.ranks and now - self._when < TOGETHER:
+            if now - self._when < self._same():
                 return
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -67,6 +71,12 @@ class Told:
                 raise end
             os.write(2, f"{self.name}{end}\n".encode())
             os._exit(Interrupted.code)
+
+    def _same(self) -> float:
+        """Seconds in which another signal is taken for the same one."""
+        if self.launched and os.getppid() == self._parent:
+            return math.inf
+        return TOGETHER if self.ranks else ECHO
 
 
 @contextmanager

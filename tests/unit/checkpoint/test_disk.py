@@ -31,7 +31,7 @@ def test_a_file_system_without_folder_sync_is_lived_with(
     def refuse(path: Path) -> None:
         raise OSError(code, "injected")
 
-    monkeypatch.setattr(disks, "sync_folder", refuse)
+    monkeypatch.setattr(disks, "make_durable", refuse)
     if raised:
         with pytest.raises(OSError, match="injected"):
             Disk().sync_folder(tmp_path)

@@ -51,6 +51,16 @@ def test_what_a_rank_could_not_say_is_said(code: int, says: str) -> None:
     assert raised.value.code == 1
 
 
+def test_one_signal_that_comes_twice_is_one() -> None:
+    told = local._Told()
+    told.hear(15, None)
+    told.hear(15, None)
+    assert told.by == [15]
+    told.when -= 0.2
+    told.hear(2, None)
+    assert told.by == [15, 2]
+
+
 def test_ranks_that_were_told_before_they_listened_are_interrupted() -> None:
     told = local._Told()
     told.hear(15, None)

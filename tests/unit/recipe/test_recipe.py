@@ -224,7 +224,10 @@ def test_a_resumed_run_may_change_its_layout_and_grow_but_not_its_mathematics() 
     ):
         free = changed(free, path, value)
     allowed, refused = resumes(old, free)
-    assert not refused and len(allowed) == 7
+    assert not refused and len(allowed) == 9
+    listed = changed(old, "data.validation", ["held.txt"])
+    assert resumes(listed, changed(old, "data.validation", ["moved.txt", "and.txt"]))[1] == []
+    assert resumes(listed, old)[1] == [("data.validation", ["held.txt"], old.data.validation)]
     for path, value in (
         ("max_steps", 50),
         ("seed", 2),
@@ -237,3 +240,5 @@ def test_a_resumed_run_may_change_its_layout_and_grow_but_not_its_mathematics() 
         for part in path.split("."):
             before = getattr(before, part)
         assert resumes(old, changed(old, path, value)) == ([], [(path, before, value)])
+        ("data.train", ["moved.txt"]),
+        ("data.tokenizer", "moved.json"),

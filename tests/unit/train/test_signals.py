@@ -62,11 +62,22 @@ def test_when_all_is_saved_nothing_more_is_heard() -> None:
         assert not told
 
 
-@pytest.mark.parametrize(("ranks", "pause", "code"), [(False, 0.0, -15), (True, 0.0, 0), (True, 1.2, -15)])
-def test_a_second_signal_ends_the_process_by_the_systems_own_rule(ranks: bool, pause: float, code: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "launched", "pause", "code"),
+    [
+        (False, False, 0.15, -15),
+        (False, False, 0.0, 0),  # `timeout` sends one signal twice
+        (True, False, 0.0, 0),
+        (True, False, 1.2, -15),
+        (True, True, 1.2, 0),  # the launcher decides
+    ],
+)
+def test_a_second_signal_ends_the_process_by_the_systems_own_rule(
+    ranks: bool, launched: bool, pause: float, code: int
+) -> None:
     script = (
         "import os, time\nfrom danlu.train.signals import listening\n"
-        f"with listening() as told:\n told.wait_for_step(); told.ranks = {ranks}\n"
+        f"with listening() as told:\n told.wait_for_step(); told.ranks, told.launched = {ranks}, {launched}\n"
         f" os.kill(os.getpid(), 15); time.sleep({pause}); os.kill(os.getpid(), 15)\n"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == code
