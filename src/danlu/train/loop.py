@@ -42,7 +42,6 @@ BEREFT_SECONDS = 3.0  # after losing a rank: time for its message and its end to
 
 def train(recipe: Recipe, *, restart: bool = False, told: Told | None = None) -> RunFolder:
     """The recipe's run has come to its end; gives its folder.
-LOST = "another rank failed, ended or does not answer; its own message says why"
 
     Goes on from the newest whole checkpoint where the folder holds one. Raises InputError before anything is started,
     Unhealthy after saving what was good, Interrupted when a signal ended it and everything is saved. ``told``: what
@@ -153,6 +152,7 @@ class Loop:
             self.stopping.restore(found.manifest.facts["stopping"])
         self.watch: Watch | Guard = open_watch(run, materials, folder, found, room=self.saver.room)
         self.stopped_early = ended and run.step < materials.total  # but its model was not yet published
+        self.owing = found is not None and bool(found.manifest.facts.get("owing"))  # an evaluation, as it left
         self.missed: str | None = None  # why the newest state was not saved
 
     def go(self) -> None:
@@ -309,8 +309,4 @@ class Loop:
                     "saved", step=outcome.step, path=str(outcome.path), stall_seconds=outcome.stall_seconds
                 )
             "held_id": self.materials.held_id,
-            "health": self.watch.health.state(),
-            "usual_loss": self.watch.health.usual_loss,
-            "at": self.at,
-            "rollbacks": self.rollbacks,
             "asked": asked(self.recipe),
