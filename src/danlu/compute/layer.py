@@ -8,9 +8,10 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from danlu.compute import graphs
+from danlu.compute.zero import Shards
 from danlu.core.batch import Batch
 from danlu.core.contracts import Head, Output
 from danlu.core.terms import Terms
@@ -25,12 +26,21 @@ class ComputeLayer:
     """Runs micro-batches where their weights are, and adds up over ranks what must be added up.
 
     upstream: the gradient that each backward begins with, asked for with the loss (memory's scale of it); None: 1.
+    shards: the model cut over ranks; None where it is whole. graphed: blocks are recorded as CUDA graphs.
     """
 
     def __init__(
-        self, model: Trunk, *, world: World, device: torch.device, upstream: Upstream = lambda total: None
+        self,
+        model: Trunk,
+        *,
+        world: World,
+        device: torch.device,
+        upstream: Upstream = lambda total: None,
+        shards: Shards | None = None,
+        graphed: bool = False,
     ) -> None:
         self.model = model
+        self.shards, self.graphed = shards, graphed
         self.world = world
         self.device = device
         self.upstream = upstream
@@ -41,17 +51,27 @@ class ComputeLayer:
         hidden = self.model(batch.tokens, batch.positions, batch.documents, packed=batch.packed)
         return Output(hidden=hidden, heads=self.heads)
 
-    def forward_backward(self, micros: Sequence[Batch], loss: Loss) -> Iterator[Terms]:
+    def forward_backward(self, micros: Sequence[Batch], loss: Loss, *, first_alone: bool = False) -> Iterator[Terms]:
         """Each micro-batch has run forward and backward; gives its terms, and leaves gradients on the weights.
 
-        Gradients travel once, with the last micro-batch.
+        Where weights are cut over ranks, they are gathered and their gradients reduced on the way (see `zero`).
+        first_alone: when the terms of the first are given, its gradients alone have arrived from all ranks.
         """
         for index, batch in enumerate(micros):
-            if isinstance(self.model, FSDPModule):
-                self.model.set_requires_gradient_sync(index == len(micros) - 1)
+            if self.shards is not None:
+                self.shards.begin(first=index == 0, last=index == len(micros) - 1, alone=first_alone and index == 0)
+            if self.graphed:
+                graphs.begin()
             total, terms = loss(self.forward(batch), batch)
-            total.backward(self.upstream(total))
+            # Under autocast even a product that the forward made in fp32 would be made low in the backward.
+            with torch.autocast(self.device.type, enabled=False):
+                total.backward(self.upstream(total))
             yield terms
+
+    def release(self) -> None:
+        """Between updates: only what a rank keeps is held, and may be written to; no gathered weight goes stale."""
+        if self.shards is not None:
+            self.shards.release()
 
     def total(self, terms: Terms) -> Terms:
         """The terms summed over all ranks that hold different data."""

@@ -155,6 +155,14 @@ def first_only(world: World, function: Callable[[], T]) -> T | None:
     return made[0] if made else None
 
 
+def be_deterministic() -> None:
+    """From now on the same work gives the same bits, and torch refuses what it can only do otherwise."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS at its first product
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def variables() -> Mapping[str, str]:
     """The environment of this process, for the record; whoever keeps any of it chooses by name."""
     return dict(os.environ)

@@ -3,6 +3,7 @@
 shape      what a decoder is made of: sizes and kinds of parts, free of any family
 attention  grouped-query causal attention; a packed document sees itself alone on every path
 rope       rotary positions, with phases in fp32 or better
+linear     linear products in fp8, with a scale a tensor
 mlp        the feed-forward part, gated or plain
 norm       RMSNorm and LayerNorm
 stack      the trunk: embedding, blocks, last norm; gives hidden states

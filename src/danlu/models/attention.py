@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
 from danlu.core.contracts import Cache
+from danlu.models.linear import Float8Linear, linear
 from danlu.models.rope import Rotation, rotate
 from danlu.models.shape import Shape
 
@@ -78,17 +79,18 @@ def together(hidden: Tensor, *parts: nn.Linear) -> tuple[Tensor, ...]:
 
     Parts that something has taken hold of (sharded weights, hooks, a graft in the place of one) are called as they are.
     """
-    if not all(_plain(part) for part in parts):
+    if not all(_plain(part) for part in parts) or len({type(part) for part in parts}) > 1:
         return tuple(part(hidden) for part in parts)
     weights: list[Tensor] = [part.weight for part in parts]
     biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
     bias = torch.cat(biases) if len(biases) == len(parts) else None
-    return F.linear(hidden, torch.cat(weights), bias).split([part.weight.shape[0] for part in parts], -1)
+    product = linear if type(parts[0]) is Float8Linear else F.linear
+    return product(hidden, torch.cat(weights), bias).split([part.weight.shape[0] for part in parts], -1)
 
 
 def _plain(part: nn.Module) -> bool:
     return (
-        type(part) is nn.Linear
+        type(part) in (nn.Linear, Float8Linear)
         and type(part.weight) is nn.Parameter
         and not part._forward_hooks
         and not part._forward_pre_hooks

@@ -21,14 +21,17 @@ BYTES = 128 * 2**20
 # Elsewhere, enough to keep the device busy.
 BLOCK = 2**22
 BLOCK_DEVICE = 2**24
+# In fp16 a probability below 6e-5 has few bits and one below 3e-8 none, where the loss's scale is not known yet: until
+# then probabilities are this much larger.
+FACTOR = 4096.0
 
 
 class LanguageHead(nn.Module):
     """Scores tokens: logits = hidden · weightᵀ, no bias (implements core.contracts.Head).
 
-    weight [V, D] is its own, or, tied, the very Parameter of the embedding. Under autocast products are made in its
-    dtype, log-sum-exp and sums in at least fp32. rows: how many rows of logits may exist at a time; BYTES bounds them
-    too.
+    weight [V, D] is its own, or, tied, the very Parameter of the embedding. Products are made in the dtype that
+    `products` says, or autocast's where there is one; log-sum-exp and sums in at least fp32. rows: how many rows of
+    logits may exist at a time; BYTES bounds them too.
     """
 
     roles: ClassVar[dict[str, str]] = {"weight": "vocab"}
@@ -41,6 +44,7 @@ class LanguageHead(nn.Module):
             raise ValueError(f"a tied weight of shape {tuple(weight.shape)} is not ({vocab_size}, {hidden_size})")
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size)) if weight is None else weight
         self.rows = rows
+        self.products: torch.dtype | None = None
 
     def nll(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Summed -log p of the labels that are not IGNORE: 0-d, at least fp32.
@@ -59,12 +63,19 @@ class LanguageHead(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Whole logits, [..., V]."""
-        return F.linear(hidden, self.weight)
+        if self.products is None:
+            return F.linear(hidden, self.weight)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return F.linear(hidden.to(self._dtype()), self.weight.to(self._dtype()))
 
     def _dtype(self) -> torch.dtype:
-        """Of products: autocast's where there is one (it leaves float64 alone), otherwise the weight's."""
+        """Of products: what was said, else autocast's where there is one, else the weight's; float64 stays it."""
         device = self.weight.device.type
-        if torch.is_autocast_enabled(device) and self.weight.dtype != torch.float64:
+        if self.weight.dtype == torch.float64:
+            return self.weight.dtype
+        if self.products is not None:
+            return self.products
+        if torch.is_autocast_enabled(device):
             return torch.get_autocast_dtype(device)
         return self.weight.dtype
 
@@ -73,11 +84,13 @@ class _Chunks:
     """hidden and labels as flat rows, cut so that one buffer serves the logits of every chunk.
 
     Rows whose label is IGNORE are read as zeros, so that nothing they hold (NaN too) reaches value or gradient.
+    narrow: fp16, whose numbers end at 6e-8 and at 65504. There the gradients of hidden and weight are gathered in fp32.
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, dtype: torch.dtype) -> None:
         self.dtype = dtype  # of products; log-sum-exp and sums are made in exact
         self.exact = torch.promote_types(dtype, torch.float32)
+        self.narrow = dtype == torch.float16
         self.weight = weight.to(dtype)
         self.asked = labels.reshape(-1) != IGNORE
         self.labels = torch.where(self.asked, labels.reshape(-1), 0)
@@ -97,8 +110,10 @@ class _Chunks:
             torch.mm(self.hidden[rows], self.weight.t(), out=logits)
             yield rows, logits
 
-    def score(self, rows: slice, logits: Tensor, *, gradient: bool, weights: Tensor | None = None) -> Tensor:
-        """log p of a chunk's labels, [n]; with gradient, logits become that of -log p: weights · (p - onehot).
+    def score(
+        self, rows: slice, logits: Tensor, *, gradient: bool, weights: Tensor | None = None, factor: float = 1
+    ) -> Tensor:
+        """log p of a chunk's labels, [n]; with gradient, logits become that of -log p: factor · weights · (p - onehot).
 
         Made block by block in at least fp32. Softmax is one pass where log-sum-exp is several, and gives it too: at the
         largest logit z, log p = z - log-sum-exp.
@@ -114,11 +129,19 @@ class _Chunks:
             torch.sub(block.gather(1, labels[part]), log_sum, out=scores[part])
             if gradient:
                 p.scatter_add_(1, labels[part], p.new_full((len(p), 1), -1))
+                if factor != 1:
+                    p.mul_(factor)
                 logits[part] = p if weights is None else p.mul_(weights[part, None])
         return scores.squeeze(1)
 
     def carry(self, rows: slice, of_logits: Tensor, of_hidden: Tensor | None, of_weight: Tensor | None) -> None:
         """A chunk's gradient of logits is carried on: written to its rows of hidden's, added to weight's."""
+        if self.narrow:
+            if of_hidden is not None:
+                of_hidden[rows] = _exact_product(of_logits, self.weight)
+            if of_weight is not None:
+                of_weight.add_(_exact_product(of_logits.t(), self.hidden[rows]))
+            return
         if of_hidden is not None:
             torch.mm(of_logits, self.weight, out=of_hidden[rows])
         if of_weight is None:
@@ -131,18 +154,24 @@ class _Chunks:
 
     def room(self, to_hidden: bool, to_weight: bool) -> tuple[Tensor | None, Tensor | None]:
         """Where the gradients that are needed will be gathered."""
-        of_hidden = torch.empty_like(self.hidden) if to_hidden else None
+        dtype = self.exact if self.narrow else self.dtype
+        of_hidden = torch.empty_like(self.hidden, dtype=dtype) if to_hidden else None
         of_weight = torch.zeros_like(self.weight, dtype=self.exact) if to_weight else None
         return of_hidden, of_weight
 
     def settle(
-        self, made: tuple[Tensor | None, Tensor | None], hidden: Tensor, weight: Tensor
+        self, made: tuple[Tensor | None, Tensor | None], hidden: Tensor, weight: Tensor, *, last: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Gathered gradients in the shape and dtype of what they are of; of rows not asked, exactly zero."""
+        """Gathered gradients in the shape and dtype of what they are of; of rows not asked, exactly zero.
+
+        last: whether they will not be scaled any more; until then fp16's stay as they were gathered.
+        """
         of_hidden, of_weight = made
         if of_hidden is not None:
-            of_hidden = torch.where(self.asked[:, None], of_hidden, 0).to(hidden.dtype).view(hidden.shape)
-        return of_hidden, None if of_weight is None else of_weight.to(weight.dtype)
+            of_hidden = torch.where(self.asked[:, None], of_hidden, 0).view(hidden.shape)
+        if last or not self.narrow:
+            of_hidden, of_weight = _cast(of_hidden, hidden.dtype), _cast(of_weight, weight.dtype)
+        return of_hidden, of_weight
 
 
 class _Nll(torch.autograd.Function):
@@ -153,14 +182,16 @@ class _Nll(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, dtype: torch.dtype, grad: bool
     ) -> Tensor:
         chunks = _Chunks(hidden, weight, labels, rows, dtype)
+        ctx.factor = FACTOR if chunks.narrow else 1
         needed = tuple(grad and need for need in ctx.needs_input_grad[:2])
         made = chunks.room(*needed)
         scores = torch.zeros_like(chunks.labels, dtype=chunks.exact)
         with torch.autocast(hidden.device.type, enabled=False):
             for part, logits in chunks:
-                scores[part] = chunks.score(part, logits, gradient=any(needed))
+                scores[part] = chunks.score(part, logits, gradient=any(needed), factor=ctx.factor)
                 chunks.carry(part, logits, *made)
-        ctx.made = chunks.settle(made, hidden, weight)
+        ctx.made = chunks.settle(made, hidden, weight, last=False)
+        ctx.dtypes = hidden.dtype, weight.dtype
         return -torch.where(chunks.asked, scores, 0).sum()
 
     @staticmethod
@@ -169,9 +200,10 @@ class _Nll(torch.autograd.Function):
         if ctx.made is None:
             raise RuntimeError("the gradient of a language head's nll was already given: it can be asked for once only")
         # Scaled in place, and given away: weight's gradient is as large as the embedding, a copy would cost memory.
-        of_hidden, of_weight = (None if made is None else made.mul_(upstream) for made in ctx.made)
+        share = upstream / ctx.factor if ctx.factor != 1 else upstream
+        scaled = [None if made is None else _cast(made.mul_(share), dtype) for made, dtype in zip(ctx.made, ctx.dtypes)]
         ctx.made = None
-        return of_hidden, of_weight, None, None, None, None
+        return *scaled, None, None, None, None
 
 
 class _Logp(torch.autograd.Function):
@@ -200,6 +232,17 @@ class _Logp(torch.autograd.Function):
                 chunks.score(part, logits, gradient=True, weights=weights[part])
                 chunks.carry(part, logits, *made)
         return *chunks.settle(made, hidden, weight), None, None, None
+
+
+def _exact_product(left: Tensor, right: Tensor) -> Tensor:
+    """left · right of fp16 numbers, in fp32, where nothing overflows."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return torch.mm(left.float(), right.float())
+
+
+def _cast(gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if gradient is None else gradient.to(dtype)
 
 
 def _refuse_second_derivatives() -> None:

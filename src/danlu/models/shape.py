@@ -37,6 +37,16 @@ class Shape:
     tied: bool
     initializer_range: float
 
+    @property
+    def sides(self) -> dict[str, int]:
+        """The sizes of the sides of a block's matrix products, by name."""
+        return {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.inner_size,
+            "queries": self.heads * self.head_dim,
+            "keys": self.key_value_heads * self.head_dim,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:

@@ -40,7 +40,8 @@ class Trunk(nn.Module):
 
     `heads` can score the hidden states, by name: "language".
     Cut for a pipeline, `embed` and `norm` are None where another stage holds them, `tokens` are then hidden states,
-    and `blocks` keeps the names of the blocks it has. `path` overrides how packed rows are attended to.
+    and `blocks` keeps the names of the blocks it has. `path` overrides how packed rows are attended to; `attends_in`
+    says in which dtype attention runs, where that is not what is worked in elsewhere.
     """
 
     roles: ClassVar[dict[str, str]] = {"embed": "vocab"}
@@ -49,6 +50,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.shape = shape
         self.path: Path | None = None
+        self.attends_in: torch.dtype | None = None
         # Through meta, where torch's own first draw costs nothing: it would touch the global random state.
         device = torch.empty(0).device
         with torch.device("meta"):
@@ -76,7 +78,7 @@ class Trunk(nn.Module):
         hidden = tokens if self.embed is None else self.embed(tokens)
         if self.places is not None:
             hidden = hidden + self.places(positions)
-        dtype = working_dtype(hidden)
+        dtype = self.attends_in or working_dtype(hidden)
         turn = None
         if self.shape.positions == "rope":
             turn = rotation(positions, head_dim=self.shape.head_dim, theta=self.shape.theta, dtype=dtype)

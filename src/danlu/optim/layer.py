@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from danlu.optim.common import Common
+from danlu.optim.average import KIND, Averages
+from danlu.optim.clip import clip
+from danlu.optim.common import Common, Kept, at_least_fp32
 from danlu.optim.groups import split
+from danlu.optim.own import laid
+
+Carry = Callable[[torch.optim.Optimizer, int], None]
 
 
 class OptimLayer:
     """Turns gradients into an update of the weights.
 
     The rate is a pure function of the update's number, set before each update. State is given out and taken in by
-    parameter name, never by position, so that a moment can only land on its own weight.
+    parameter name, never by position, so that a moment can only land on its own weight. carry: how an update is
+    carried out by torch's optimiser, given its number, where that is not simply its step.
     """
 
     def __init__(
@@ -26,31 +31,39 @@ class OptimLayer:
         *,
         total: int,
         roles: Mapping[str, str] | None = None,
+        carry: Carry | None = None,
     ) -> None:
         self.settings = settings
         self.total = total
-        self.groups = split(named, weight_decay=settings.weight_decay, roles=roles)
+        self.groups = split(named, weight_decay=settings.weight_decay, roles=roles, rates=settings.rates)
         self.names = {p: name for group in self.groups for name, p in group.parameters.items()}
+        self.roles = {name: group.role for group in self.groups for name in group.parameters}
         self.torch = settings.over(self.groups)
+        self.carry = carry
+        self.weights = {name: parameter for parameter, name in self.names.items()}
+        self.averages = Averages(settings.average, self.weights) if settings.average else None
 
     def rate(self, update: int) -> float:
         """The learning rate of an update, 1 to total."""
         return self.settings.learning_rate * self.settings.schedule.share(update, self.total)
 
     def clip(self, norm: Tensor) -> None:
-        """Gradients are scaled down so that their global norm, which is given, is at most max_grad_norm."""
-        limit = self.settings.max_grad_norm
-        if not limit or norm.item() <= limit:
-            return
-        share = limit / (norm.item() + 1e-6)
-        torch._foreach_mul_([_local(p.grad) for p in self.names if p.grad is not None], share)
+        """The global norm of the gradients, which is given, is at most max_grad_norm, then each number of them at most
+        max_grad_value.
+        """
+        clip(self.names, norm.item(), max_norm=self.settings.max_grad_norm, max_value=self.settings.max_grad_value)
 
     def step(self, update: int) -> None:
         """The weights have moved once, at the rate of this update."""
         share = self.settings.schedule.share(update, self.total)
         for group in self.torch.param_groups:
             group["lr"] = group["peak"] * share
-        self.torch.step()
+        if self.carry is None:
+            self.torch.step()
+        else:
+            self.carry(self.torch, update)
+        if self.averages is not None:
+            self.averages.follow(update)
 
     def zero(self) -> None:
         """Gradients are gone, and their memory with them."""
@@ -62,16 +75,25 @@ class OptimLayer:
             f"{kind}/{name}": value
             for parameter, name in self.names.items()
             for kind, value in self.torch.state.get(parameter, {}).items()
-        }
+        } | (self.averages.state() if self.averages is not None else {})
+
+    def kept(self, name: str) -> dict[str, Kept]:
+        """What `state` holds of a weight that has moved, by kind."""
+        weight = self.weights[name]
+        kept = self.settings.states(weight.shape, dtype=weight.dtype, role=self.roles[name])
+        if self.averages is not None:
+            kept[KIND] = Kept(shape=tuple(weight.shape), dtype=at_least_fp32(weight.dtype))
+        return kept
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Every moment and counter is as `state` says, matched by name; a name that no weight has is an error."""
-        by_name = {name: parameter for parameter, name in self.names.items()}
+        """Every moment and counter is as `state` says (this rank's part of each), matched by name; a name that no
+        weight has is an error.
+        """
+        parts = [(key, *key.split("/", 1)) for key in state]
+        placed = {key: laid(state[key], self.kept(name)[kind], self.weights[name]) for key, kind, name in parts}
         self.torch.state.clear()
-        for key, value in state.items():
-            kind, _, name = key.partition("/")
-            self.torch.state[by_name[name]][kind] = value
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        for key, kind, name in parts:
+            if kind != KIND:
+                self.torch.state[self.weights[name]][kind] = placed[key]
+        if self.averages is not None:
+            self.averages.restore(placed)

@@ -12,7 +12,9 @@ from typing import Any, Literal
 from danlu.checkpoint.keep import Checkpoint
 from danlu.compute.mesh import Parallel
 from danlu.core.config import differences, setting
+from danlu.core.errors import InputError
 from danlu.core.schema import At, Check, Unknown
+from danlu.data.sizes import Ramp, sizes
 from danlu.data.source import Corpus
 from danlu.eval.perplexity import Evaluate
 from danlu.memory.plan import Memory
@@ -22,19 +24,50 @@ from danlu.models.families.llama import Llama
 from danlu.monitor.settings import Monitor
 from danlu.objectives.causal import Causal
 from danlu.optim.adamw import AdamW
+from danlu.optim.kinds import Optimizer
 
+ROWS = 32  # rows of an update, where nothing says otherwise
 BYTE_TOKENS = 258  # ids of the byte tokenizer: 256 bytes, end of text, padding
 DURATIONS = ("max_steps", "num_train_epochs", "max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSize:
-    """Rows of one update, and of one forward."""
+    """Rows of one update, and of one forward. The learning rate is not scaled with them."""
 
-    global_batch_size: int = setting(32, "rows of one update, over all ranks and micro-batches", at_least=1)
+    global_batch_size: int | Literal["auto"] = setting(
+        "auto", "rows of one update, over all ranks and micro-batches; auto: 32, or global_batch_tokens", at_least=1
+    )
+    global_batch_tokens: int | None = setting(
+        None,
+        "tokens of one update, in place of rows: a whole number of data.sequence_length",
+        at_least=1,
+        suffixes=True,
+    )
     micro_batch_size: int | Literal["auto"] = setting(
         "auto", "rows of one forward on one rank; auto: as many as fit", at_least=1
     )
+    ramp: Ramp | None = setting(None, "the batch grows over the first updates, from a few rows; null: it does not")
+
+    def rows(self, sequence_length: int) -> int:
+        """Rows of a full update; InputError where its tokens are no whole number of rows, or rows and tokens differ."""
+        tokens, rows = self.global_batch_tokens, self.global_batch_size
+        if tokens is None:
+            return ROWS if rows == "auto" else rows
+        whole, rest = divmod(tokens, sequence_length)
+        if rest:
+            near = [f"{n * sequence_length} ({n} rows)" for n in (whole, whole + 1) if n]
+            raise InputError(
+                f"batch.global_batch_tokens is {tokens}, no whole number of rows of {sequence_length} "
+                f"(data.sequence_length); {' or '.join(near)} would do"
+            )
+        if rows not in ("auto", whole):
+            raise InputError(
+                f"batch.global_batch_tokens is {tokens}, which is {whole} rows of {sequence_length}, and "
+                f"batch.global_batch_size is {rows}; keep one of the two (global_batch_size: auto, or "
+                "global_batch_tokens: null)"
+            )
+        return whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +85,14 @@ class Recipe:
     data: Corpus = setting(doc="what is learned from")
     batch: BatchSize = setting(BatchSize(), "rows of one update, and of one forward")
     objective: Causal = setting(Causal(), "what is asked of the model")
-    optimizer: AdamW = setting(AdamW(), "what gradients become")
+    optimizer: Optimizer = setting(AdamW(), "what gradients become")
     memory: Memory = setting(Memory(), "what is kept, where, and how precisely")
     parallel: Parallel = setting(Parallel(), "how ranks are laid out")
     checkpoint: Checkpoint = setting(Checkpoint(), "when the run is saved, and what is kept")
     evaluate: Evaluate = setting(Evaluate(), "when the run is measured on held-out text")
+    deterministic: bool = setting(
+        False, "the same run gives the same bits on a GPU too; slower, and what cannot do so is refused"
+    )
     adapter: None = setting(None, "small trainable weights beside frozen ones; not built yet")
     monitor: Monitor = setting(Monitor(), "what is shown and written")
 
@@ -94,6 +130,10 @@ def resumes(old: Recipe, new: Recipe) -> tuple[list[Difference], list[Difference
     return allowed, refused
 
 
+def _is_share(*values: Any) -> bool:
+    return any(isinstance(value, int | float) for value in values)
+
+
 def _name(at: At) -> Iterator[tuple[str, str]]:
     name = at("name")
     if not re.fullmatch(r"[^\s/\\.-][^/\\\x00-\x1f]*", name) or name != name.strip():
@@ -111,7 +151,8 @@ def _duration(at: At) -> Iterator[tuple[str, str]]:
 def _warmup(at: At) -> Iterator[tuple[str, str]]:
     warmup, steps, tokens = at("optimizer.schedule.warmup_steps"), at("max_steps"), at("max_tokens")
     if steps is None and tokens is not None:
-        steps = math.ceil(tokens / (at("batch.global_batch_size") * at("data.sequence_length")))
+        length = at("data.sequence_length")
+        steps = sizes(_rows(at), at("batch.ramp"), sequence_length=length).updates(math.ceil(tokens / length))
     if steps is not None and warmup > steps:
         yield "optimizer.schedule.warmup_steps", f"{warmup} updates of warm-up do not fit in {steps}; at most {steps}"
 
@@ -130,10 +171,6 @@ def _heads(at: At) -> Iterator[tuple[str, str]]:
         ("model.n_embd", "model.n_head"),
     ):
         width, heads = _maybe(at, width_path), _maybe(at, heads_path)
-def _is_share(*values: Any) -> bool:
-    return any(isinstance(value, int | float) for value in values)
-
-
         if width and heads and width % heads and _maybe(at, "model.head_dim") is None:
             yield heads_path, f"{heads} heads do not divide {width_path} {width}; give one of {_divisors(width)}"
     heads, groups = _maybe(at, "model.num_attention_heads"), _maybe(at, "model.num_key_value_heads")
@@ -144,15 +181,43 @@ def _is_share(*values: Any) -> bool:
         )
 
 
+def _size(at: At) -> Iterator[tuple[str, str]]:
+    batch, length = at("batch"), at("data.sequence_length")
+    try:
+        rows = batch.rows(length)
+    except InputError as error:
+        yield "batch.global_batch_tokens", str(error).removeprefix("batch.global_batch_tokens is ")
+        return
+    try:
+        sizes(rows, batch.ramp, sequence_length=length)
+    except InputError as error:
+        yield "batch.ramp.from", str(error).removeprefix("batch.ramp.from is ")
+
+
+def _rows(at: At) -> int:
+    """Rows of a full update; where that cannot be known, another check says why."""
+    batch: BatchSize = at("batch")
+    try:
+        return batch.rows(at("data.sequence_length"))
+    except InputError:
+        raise Unknown("batch") from None
+
+
 def _batch(at: At) -> Iterator[tuple[str, str]]:
-    whole = at("batch.global_batch_size")
+    whole, ramp = _rows(at), at("batch.ramp")
     micro, replicate, shard = (
         _maybe(at, path) for path in ("batch.micro_batch_size", "parallel.replicate", "parallel.shard")
     )
     ranks = (replicate or 1) * (shard if isinstance(shard, int) else 1)
     if whole % ranks:
         path = "parallel.shard" if isinstance(shard, int) and shard > 1 else "parallel.replicate"
-        yield path, f"{ranks} ranks cannot share {whole} rows (batch.global_batch_size) evenly"
+        asked = "global_batch_size" if at("batch.global_batch_tokens") is None else "global_batch_tokens"
+        yield path, f"{ranks} ranks cannot share {whole} rows (batch.{asked}) evenly"
+    elif ramp is not None and ramp.from_ % ranks:
+        yield (
+            "batch.ramp.from",
+            f"{ranks} ranks cannot share {ramp.from_} rows evenly; {_next(ramp.from_, ranks)} would do",
+        )
     elif isinstance(micro, int) and (whole // ranks) % micro:
         rows = f"{whole} rows of an update" if ranks == 1 else f"the {whole // ranks} rows of one rank"
         yield (
@@ -193,6 +258,7 @@ CHECKS: tuple[Check, ...] = (
     _warmup,
     _length,
     _heads,
+    _size,
     _batch,
     _sources,
     _held_out,
@@ -206,6 +272,11 @@ def _maybe(at: At, path: str) -> Any:
         return at(path)
     except Unknown:
         return None
+
+
+def _next(number: int, by: int) -> int:
+    """The next multiple."""
+    return -(-number // by) * by
 
 
 def _divisors(number: int) -> str:

@@ -6,34 +6,37 @@ tokenizer -> data -> model on no memory -> shard -> memory -> initial or given w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from danlu.compute.layer import ComputeLayer
 from danlu.compute.mesh import Parallel
-from danlu.compute.shard import materialise, shard
-from danlu.core import device as devices
+from danlu.compute.shard import held, materialise, shard
 from danlu.core.errors import InputError
-from danlu.core.world import World
+from danlu.core.world import World, be_deterministic
 from danlu.data.source import Held, Rows
 from danlu.data.tokenizer import Tokenizer
 from danlu.data.tokenizer import load as load_tokenizer
+from danlu.memory import recompute
 from danlu.memory.layer import MemoryLayer
-from danlu.memory.plan import Footprint, rows_that_fit
-from danlu.memory.precision import Precision, choose
+from danlu.memory.ledger import Case
+from danlu.memory.precision import Precision, apply, choose, remarks
+from danlu.memory.rounding import Place, Stochastic
+from danlu.memory.scale import Scale
 from danlu.models import weights
-from danlu.models.count import parameters as count_parameters
 from danlu.models.families import Family, Pretrained, check_vocabulary, model_folder
 from danlu.models.roles import roles
-from danlu.models.shape import Shape
 from danlu.models.stack import plain
 from danlu.models.start import fill
+from danlu.monitor.noise import NoiseScale
 from danlu.optim.layer import OptimLayer
 from danlu.recipe.recipe import Recipe
+from danlu.train import forecast
 from danlu.train.data import open_sets
 from danlu.train.run import Run
 
@@ -59,29 +62,31 @@ class Materials:
     rows: Rows
     held: Held | None
     total: int
-    footprint: Footprint
+    case: Case
     data_id: str
+    held_id: str = ""
     fallbacks: tuple[str, ...] = ()
 
     @property
-    held_id: str = ""
     def micros(self) -> int:
         """Micro-batches of an update on each rank."""
         batch = self.recipe.batch
-        return batch.global_batch_size // self.world.size // int(batch.micro_batch_size)
+        return self.rows.global_batch_size // self.world.size // int(batch.micro_batch_size)
 
 
 def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Callable[[str], None]) -> Materials:
     """Everything that can be known before weights have memory, each `auto` settled and each size checked."""
-    precision = choose(recipe.memory.precision, device)
+    if recipe.deterministic:
+        be_deterministic()
+    precision = choose(recipe.memory.precision, device, recipe.memory.roles)
     parallel = recipe.parallel.over(world.size)
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     family, start = _family(recipe, tokenizer)
     if start is not None:
         _tell_of_other_ids(start, recipe.data.tokenizer, tokenizer, announce)
     shape = family.shape()
-    footprint = _footprint(shape, recipe.data.sequence_length, precision)
-    micro = _micro_batch(recipe, parallel, footprint, device)
+    sized = forecast.case(recipe, family, precision, parallel, device, share=_share(recipe, parallel))
+    micro = sized.rows
     data = recipe.data
     cache = Path(recipe.folder) / ".cache"
     sets = open_sets(data, tokenizer, vocab_size=shape.vocab_size, cache=cache, world=world, announce=announce)
@@ -96,7 +101,8 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
     }
     rows = Rows(
         sets.train,
-        global_batch_size=recipe.batch.global_batch_size,
+        global_batch_size=recipe.batch.rows(data.sequence_length),
+        ramp=recipe.batch.ramp,
         seed=recipe.seed,
         epochs=recipe.num_train_epochs,
         workers=data.workers,
@@ -107,7 +113,7 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
     resolved = replace(
         recipe,
         model=family if start is None else recipe.model,
-        batch=replace(recipe.batch, micro_batch_size=micro),
+        batch=replace(recipe.batch, global_batch_size=rows.global_batch_size, micro_batch_size=micro),
         memory=replace(recipe.memory, precision=precision.name),
         parallel=parallel,
     )
@@ -122,7 +128,7 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
         rows=rows,
         held=held,
         total=_updates(recipe, rows),
-        footprint=footprint,
+        case=sized,
         data_id=sets.identity,
         held_id=sets.held,
         fallbacks=remarks(recipe.memory.precision, precision, device, shape.sides),
@@ -141,21 +147,35 @@ def build(materials: Materials) -> Run:
     recipe, world, device = materials.recipe, materials.world, materials.device
     with torch.device("meta"):
         model = materials.family.build()
+    apply(model, materials.precision)
+    recompute.apply(model, materials.case.kinds)
+    shards = None
     if world.size > 1:
-        shard(model, model.blocks.values(), mesh=recipe.parallel.mesh(device.type))
+        mesh, zero, stored = recipe.parallel.mesh(device.type), recipe.parallel.zero, materials.precision.weights
+        shards = shard(model, model.blocks.values(), mesh=mesh, zero=zero, weights=stored)
     materialise(model, device=device, dtype=materials.precision.weights)
     if materials.start is None:
         fill(model, recipe.seed)
     else:
         weights.copy(model, weights.load(materials.start)[1])
     named = {plain(name): parameter for name, parameter in model.named_parameters()}
+    precision = materials.precision
+    scale = Scale(recipe.memory.loss_scale) if precision.scaled else None
+    memory = MemoryLayer(device=device, precision=precision, weights=named.values(), scale=scale)
     return Run(
-        compute=ComputeLayer(model, world=world, device=device),
-        memory=MemoryLayer(device=device, precision=materials.precision),
-        optim=OptimLayer(recipe.optimizer, named.items(), total=materials.total, roles=roles(model)),
+        compute=ComputeLayer(model, world=world, device=device, upstream=memory.upstream),
+        memory=memory,
+        optim=OptimLayer(
+            recipe.optimizer,
+            named.items(),
+            total=materials.total,
+            roles=roles(model),
+            carry=_rounding(materials, named),
+        ),
         objective=recipe.objective,
         source=materials.rows,
         weights=named,
+        noise=_noise(materials),
     )
 
 
@@ -178,11 +198,13 @@ def _family(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Family, Path | None]:
     return family, start
 
 
-def _fallbacks(recipe: Recipe, precision: Precision, device: torch.device) -> tuple[str, ...]:
-    """What the device cannot do and is done otherwise, a sentence each."""
-    if recipe.memory.precision == "auto" and precision.name == "fp32":
-        return (f"memory.precision auto: fp32, since this {device.type} does not multiply bf16 natively",)
-    return ()
+def _rounding(materials: Materials, named: Mapping[str, nn.Parameter]) -> Stochastic | None:
+    """How updates are carried out where weights are stored in bf16; None: as torch's optimiser does."""
+    if not materials.precision.pure:
+        return None
+    parts = {name: held(parameter, rank=0) for name, parameter in named.items()}
+    places = {named[name]: Place(name, part.shape, part.offset) for name, part in parts.items()}
+    return Stochastic(materials.recipe.seed, places)
 
 
 def _tell_of_other_ids(start: Path, named: str, tokenizer: Tokenizer, announce: Callable[[str], None]) -> None:
@@ -201,53 +223,38 @@ def _tell_of_other_ids(start: Path, named: str, tokenizer: Tokenizer, announce: 
         )
 
 
+def _noise(materials: Materials) -> NoiseScale | None:
+    """Where the gradient's noise is measured, what is known of it."""
+    every = materials.recipe.monitor.noise_steps
+    return None if every is None else NoiseScale(every=every)
+
+
 def _updates(recipe: Recipe, rows: Rows) -> int:
     """Updates of the whole run, from whichever of the three lengths the recipe gives."""
     if recipe.max_steps is not None:
         return recipe.max_steps
     if recipe.max_tokens is not None:
-        return math.ceil(recipe.max_tokens / (recipe.batch.global_batch_size * recipe.data.sequence_length))
+        return rows.sizes.updates(math.ceil(recipe.max_tokens / recipe.data.sequence_length))
     assert rows.updates is not None
     return rows.updates
-
-
-def _footprint(shape: Shape, sequence_length: int, precision: Precision) -> Footprint:
-    return Footprint(
-        parameters=count_parameters(shape),
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.inner_size,
-        layers=shape.layers,
-        query_size=shape.heads * shape.head_dim,
-        key_size=shape.key_value_heads * shape.head_dim,
-        sequence_length=sequence_length,
-        product_bytes=precision.products.itemsize,
-        weight_bytes=precision.weights.itemsize,
-    )
 
 
 def _share(recipe: Recipe, parallel: Parallel) -> int:
     """Rows of an update on one rank; refused where ranks cannot share them, or micro-batches do not divide them."""
     ranks, batch = parallel.ranks, recipe.batch
-    if batch.global_batch_size % ranks:
-        raise InputError(
-            f"batch.global_batch_size is {batch.global_batch_size}, which {ranks} ranks cannot share evenly; "
-            f"{-(-batch.global_batch_size // ranks) * ranks} would do"
-        )
-    share = batch.global_batch_size // ranks
+    rows = batch.rows(recipe.data.sequence_length)
+    if rows % ranks:
+        would = -(-rows // ranks) * ranks
+        asked, tokens = f"batch.global_batch_size is {rows}", batch.global_batch_tokens
+        if tokens is not None:
+            asked = f"batch.global_batch_tokens is {tokens}, {rows} rows"
+            would *= recipe.data.sequence_length
+        raise InputError(f"{asked}, which {ranks} ranks cannot share evenly; {would} would do")
+    share = rows // ranks
     if batch.micro_batch_size != "auto" and share % batch.micro_batch_size:
-        would = [size for size in range(1, share + 1) if share % size == 0]
+        divisors = [size for size in range(1, share + 1) if share % size == 0]
         raise InputError(
             f"batch.micro_batch_size is {batch.micro_batch_size}, which does not divide the {share} rows of a rank; "
-            f"one of {', '.join(map(str, would))} would do, or auto"
+            f"one of {', '.join(map(str, divisors))} would do, or auto"
         )
     return share
-
-
-def _micro_batch(recipe: Recipe, parallel: Parallel, footprint: Footprint, device: torch.device) -> int:
-    """Rows of one forward: the recipe's, or as many as fit."""
-    share, given = _share(recipe, parallel), recipe.batch.micro_batch_size
-    if given != "auto":
-        return given
-    free = devices.memory(device).free // (parallel.ranks if device.type == "cpu" else 1)
-    return rows_that_fit(footprint, rows=share, free_bytes=free, shards=int(parallel.shard))

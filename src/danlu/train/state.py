@@ -9,10 +9,10 @@ import torch
 
 from danlu.checkpoint.load import Found, Want, read, streams
 from danlu.checkpoint.save import Piece, Snapshot
-from danlu.checkpoint.shard import DTYPES
-from danlu.compute.shard import Slice, held, like
+from danlu.compute.shard import Slice, held
 from danlu.core.errors import InputError
 from danlu.core.log import logger
+from danlu.optim.own import part
 from danlu.train.run import Run
 
 WEIGHTS, MOMENTS = "weights/", "optimizer/"  # before a weight's name; before a moment's kind and its weight's name
@@ -23,6 +23,8 @@ def snapshot(run: Run, *, facts: Mapping[str, Any], metric: float | None) -> Sna
     """All that the run needs to go on from here; what many ranks hold is given by the first of them."""
     slices = {key: part for key, part in _slices(run).items() if part.first and part.local.numel()}
     counters = {"step": run.step, "tokens": run.tokens, "skipped": run.skipped, "source": run.source.state()}
+    counters["memory"] = run.memory.state()
+    counters["noise"] = run.noise.state() if run.noise else None
     return Snapshot(
         step=run.step,
         pieces={key: Piece(tensor=part.local, shape=part.shape, offset=part.offset) for key, part in slices.items()},
@@ -37,26 +39,25 @@ def restore(run: Run, found: Found) -> None:
 
     Everything is matched by name; what is missing, unknown or of another shape is refused, all in one message.
     """
+    run.compute.release()
     weights = {WEIGHTS + name: held(parameter, rank=0) for name, parameter in run.weights.items()}
     wanted = {
         key: Want(part.shape, part.offset, tuple(part.local.shape), part.local.dtype) for key, part in weights.items()
     }
-    stored = {part.name: part for table in found.tables for part in table.pieces}
+    stored = {part.name for table in found.tables for part in table.pieces}
     _refuse_gaps(found, stored, run)
-    for key, part in stored.items():
-        if key.startswith(MOMENTS) and (weight := weights.get(WEIGHTS + _weight_of(key))):
-            cut = part.shape == weight.shape  # a moment is cut as its weight is; a counter is whole everywhere
-            local, offset = (tuple(weight.local.shape), weight.offset) if cut else (part.shape, (0,) * len(part.shape))
-            wanted[key] = Want(part.shape, offset, local, DTYPES[part.dtype])
-    tensors = read(found, wanted)
+    moved = {_weight_of(key) for key in stored if key.startswith(MOMENTS)} & run.optim.weights.keys()
+    for name in sorted(moved):
+        weight = weights[WEIGHTS + name]
+        for kind, kept in run.optim.kept(name).items():
+            sizes, offset = part(kept, weight.shape, weight.local.shape, weight.offset)
+            wanted[f"{MOMENTS}{kind}/{name}"] = Want(kept.shape, offset, sizes, kept.dtype)
     moments = {}
-    for key, tensor in tensors.items():
+    for key, tensor in read(found, wanted).items():
         if key in weights:
             weights[key].local.copy_(tensor)
         else:
-            parameter = run.weights[_weight_of(key)]
-            there = tensor.to(run.compute.device) if tensor.dim() else tensor
-            moments[key.removeprefix(MOMENTS)] = like(there, parameter.detach())
+            moments[key.removeprefix(MOMENTS)] = tensor
     run.optim.restore(moments)
     _restore_counters(run, found)
 
@@ -70,10 +71,12 @@ def _refuse_gaps(found: Found, stored: Iterable[str], run: Run) -> None:
     for key in stored:
         if key.startswith(MOMENTS):
             have.setdefault(_weight_of(key), set()).add(key.split("/")[1])
-    kinds = set().union(*have.values())
-    missing = [f"{MOMENTS}{kind}/{name}" for name, some in have.items() for kind in sorted(kinds - some)]
+    kinds = {name: run.optim.kept(name).keys() for name in run.weights.keys() & run.optim.weights.keys()}
+    missing = [
+        f"{MOMENTS}{kind}/{name}" for name, some in have.items() for kind in sorted(kinds.get(name, some) - some)
+    ]
     counters = found.manifest.facts.get("run", {})
-    if not have and counters.get("step", 0) > counters.get("skipped", 0):
+    if any(kinds.values()) and not have and counters.get("step", 0) > counters.get("skipped", 0):
         missing = ["the optimiser's state of every weight"]
     if missing:
         raise InputError(f"{found.path}: a part of the run's state is missing: {', '.join(missing)}")
@@ -83,6 +86,7 @@ def _refuse_gaps(found: Found, stored: Iterable[str], run: Run) -> None:
 
 def restore_weights(run: Run, found: Found) -> None:
     """The weights are the checkpoint's; nothing else has moved."""
+    run.compute.release()
     weights = {WEIGHTS + name: held(parameter, rank=0) for name, parameter in run.weights.items()}
     wanted = {key: Want(p.shape, p.offset, tuple(p.local.shape), p.local.dtype) for key, p in weights.items()}
     others = {part.name for table in found.tables for part in table.pieces} - wanted.keys()
@@ -95,6 +99,9 @@ def _restore_counters(run: Run, found: Found) -> None:
         counters = found.manifest.facts["run"]
         run.step, run.tokens, run.skipped = counters["step"], counters["tokens"], counters["skipped"]
         run.source.seek(counters["source"])
+        run.memory.restore(counters.get("memory", {}))
+        if run.noise is not None and counters.get("noise"):
+            run.noise.restore(counters["noise"])
     except KeyError as error:
         raise InputError(f"{found.path}: its facts hold no {error}; it was not written by a run of danlu") from None
     except InputError as error:

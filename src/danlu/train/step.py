@@ -12,6 +12,7 @@ from danlu.core.batch import Batch
 from danlu.core.contracts import Output
 from danlu.core.report import Report
 from danlu.core.terms import Terms
+from danlu.train.noise import Listener
 from danlu.train.run import Run
 
 
@@ -33,12 +34,15 @@ def step(run: Run, batches: Sequence[Batch]) -> Report:
 
     # Forward, loss, backward. Compute decides when and where each micro-batch runs; memory decides what is kept of
     # it, where, and how precisely. The zeros speak for a rank that computes no loss.
+    listener = Listener(run)  # now and then the first micro-batch's gradient is looked at by itself
     with memory.policy():
-        losses = compute.total(sum(compute.forward_backward(micros, loss), weights.zeros()))
+        losses = compute.total(sum(listener.passes(micros, loss), weights.zeros()))
 
-    # Update, unless some rank met a number that is not one.
+    # Update, unless some rank met a number that is not one, or they are far above what they use to be.
     norm = compute.norm(run.weights.values())
-    sound = compute.agree(losses.total().isfinite() & norm.isfinite())
+    finite = compute.agree(losses.total().isfinite() & norm.isfinite())
+    said = {**memory.settle(finite), **listener.facts(norm, weights, sound=finite), **run.look()}
+    sound = finite and bool(run.limits.hold(losses.total(), norm))
     if sound:
         optim.clip(norm)
         optim.step(run.step + 1)
@@ -55,4 +59,5 @@ def step(run: Run, batches: Sequence[Batch]) -> Report:
         tokens=int(tokens),
         samples=tuple(sample for batch in batches for sample in batch.samples),
         seconds=time.perf_counter() - start,
+        extra=said,
     )

@@ -238,3 +238,71 @@ def test_second_derivatives_are_refused(way: str) -> None:
     head, hidden, labels = made()
     with pytest.raises(RuntimeError, match="cannot be differentiated again"):
         torch.autograd.grad(getattr(head, way)(hidden, labels).sum(), hidden, create_graph=True)
+
+
+def in_fp16(head: LanguageHead, hidden: torch.Tensor, labels: torch.Tensor, upstream: float) -> tuple:
+    """Gradients of nll under fp16, begun with a scale and divided by it, and the same in float64."""
+    hidden.grad = head.weight.grad = None
+    with torch.autocast("cpu", torch.float16):
+        loss = head.nll(hidden, labels)
+    loss.backward(torch.tensor(upstream))
+    assert loss.dtype == torch.float32
+    low = [g.double() / upstream for g in (hidden.grad, head.weight.grad)]
+    exact, wide = LanguageHead(*head.weight.shape[::-1]).double(), hidden.detach().double().requires_grad_()
+    with torch.no_grad():
+        exact.weight.copy_(head.weight)
+    exact.nll(wide, labels).backward()
+    return low, [wide.grad, exact.weight.grad]
+
+
+def test_fp16_gradients_lose_nothing_to_underflow() -> None:
+    """Half of the tokens are so unlikely that fp16 has no number for their probability (3e-8 and below): what their
+    rows of the weight's gradient are is off by no more than fp16's rounding of the logits, e^(2^-7)."""
+    draw = torch.Generator().manual_seed(3)
+    head, hidden = LanguageHead(8, 512), torch.full((6, 8), 1.0).requires_grad_()
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(512, 8, generator=draw) * 0.02)
+        head.weight[256:] -= 1.5  # logits of about -12
+    labels = torch.arange(6)
+    low, exact = in_fp16(head, hidden, labels, 1.0)
+    rare = exact[1][256:].abs()
+    assert (rare > 0).all() and rare.max() < 6e-7 and (exact[1][256:] / 6).abs().max() < 6e-8
+    assert ((low[1][256:] - exact[1][256:]).abs() / rare).max() < 0.02
+    for mine, theirs in zip(low, exact, strict=True):
+        assert (mine - theirs).norm() / theirs.norm() < 2e-3
+
+
+def test_fp16_gradients_do_not_overflow_where_the_result_does_not() -> None:
+    """A thousand rows with one label and large states: their sum is beyond fp16, and the weight's gradient is fp32."""
+    draw = torch.Generator().manual_seed(3)
+    head, hidden = LanguageHead(8, 16), (torch.rand(1000, 8, generator=draw) * 10 + 200).requires_grad_()
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(16, 8, generator=draw) * 0.01)
+    low, exact = in_fp16(head, hidden, torch.zeros(1000, dtype=torch.int64), 8.0)
+    assert exact[1].abs().max() > 65504
+    for mine, theirs in zip(low, exact, strict=True):
+        assert mine.isfinite().all() and (mine - theirs).norm() / theirs.norm() < 0.03
+
+
+def test_fp16_overflows_where_the_result_does() -> None:
+    """What the hidden states' fp16 cannot hold is infinite, so that the loss's scale hears of it."""
+    draw = torch.Generator().manual_seed(3)
+    head, hidden = LanguageHead(8, 16), torch.randn(4, 8, generator=draw).half().requires_grad_()
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(16, 8, generator=draw))
+    with torch.autocast("cpu", torch.float16):
+        head.nll(hidden, torch.zeros(4, dtype=torch.int64)).backward(torch.tensor(2.0**20))
+    assert hidden.grad.isinf().any() and head.weight.grad.isfinite().all()
+
+
+def test_products_may_be_said() -> None:
+    head, hidden, labels = made()
+    wide = head.nll(hidden, labels).item()
+    low = []
+    for products in (torch.float32, torch.bfloat16):
+        head.products = products
+        with torch.autocast("cpu", torch.bfloat16):
+            low.append((head.nll(hidden, labels).item(), head.logits(hidden).dtype))
+    assert low[0] == (wide, torch.float32) and low[1][0] != wide and low[1][1] == torch.bfloat16
+    head.double().products = torch.float32
+    assert head.nll(hidden.detach().double(), labels).dtype == torch.float64

@@ -53,14 +53,23 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
     [
         # values that make no sense
         (["optimizer.learning_rate=-1"], "optimizer.learning_rate: must be a number at least 0, not -1"),
-        (["batch.global_batch_size=0"], "batch.global_batch_size: must be a whole number at least 1, not 0"),
+        (["batch.global_batch_size=0"], "batch.global_batch_size: must be a whole number at least 1 or auto, not 0"),
         (["batch.micro_batch_size=0"], "batch.micro_batch_size: must be a whole number at least 1 or auto, not 0"),
         (["optimizer.betas=[0.9, 1.0]"], "optimizer.betas.1: must be a number at least 0 and below 1, not 1.0"),
         (
             ["data.validation=1.0"],
             "data.validation: must be a number at least 0 and below 1 or a list (of a text), not 1.0",
         ),
-        (["memory.precision=bf17"], "memory.precision: must be auto, fp32, bf16 or fp64, not bf17; did you mean bf16?"),
+        (
+            ["memory.precision=bf17"],
+            "memory.precision: must be auto, fp32, bf16, fp16, fp8, fp64 or bf16_pure, not bf17; did you mean bf16?",
+        ),
+        (["memory.roles.norm=bf16"], "memory.roles.norm: must be auto or fp32, not bf16"),
+        (["memory.roles={heads: fp32}"], "memory.roles.heads: unknown key; did you mean memory.roles.head?"),
+        (
+            ["memory.loss_scale.start=1000"],
+            "memory.loss_scale.start: 1000 is no power of two, by which alone nothing is rounded; 1024 would do",
+        ),
         (["seed=-1"], "seed: must be a whole number at least 0, not -1"),
         # between settings
         (
@@ -93,6 +102,37 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
             "batch.micro_batch_size: 4 does not divide the 3 rows of one rank; give one of 1, 3, or auto",
         ),
         (["parallel.shard=5"], "parallel.shard: 5 ranks cannot share 12 rows (batch.global_batch_size) evenly"),
+        (
+            ["batch.global_batch_size=auto", "batch.global_batch_tokens=1000"],
+            "batch.global_batch_tokens: 1000, no whole number of rows of 64 (data.sequence_length); "
+            "960 (15 rows) or 1024 (16 rows) would do",
+        ),
+        (
+            ["batch.global_batch_tokens=1024"],
+            "batch.global_batch_tokens: 1024, which is 16 rows of 64, and batch.global_batch_size is 12; keep one of "
+            "the two (global_batch_size: auto, or global_batch_tokens: null)",
+        ),
+        (
+            ["batch.global_batch_size=auto", "batch.global_batch_tokens=64K", "parallel.replicate=3"],
+            "parallel.replicate: 3 ranks cannot share 1000 rows (batch.global_batch_tokens) evenly",
+        ),
+        (
+            ["batch.ramp={from: 5, steps: 10}"],
+            "batch.ramp.from: 5, which does not divide the 12 rows of a full update; 1 would do",
+        ),
+        (
+            ["batch.ramp={from: 3, steps: 10}", "batch.micro_batch_size=1", "parallel.replicate=2"],
+            "batch.ramp.from: 2 ranks cannot share 3 rows evenly; 4 would do",
+        ),
+        (["batch.ramp={from: 4}"], "batch.ramp.steps: give either steps or tokens, in which the batch grows"),
+        (
+            ["optimizer.schedule={kind: wsd, stable_steps: 3}"],
+            "optimizer.schedule.stable_steps: unknown key; here it is not needed (what is neither warm-up nor decay is stable)",
+        ),
+        (
+            ["optimizer.rates=[{role: bias, width: 64}]"],
+            "optimizer.rates.0.width: the rate of bias weights does not go by width; leave it out",
+        ),
         (["max_steps=null"], "max_steps: missing; give exactly one of max_steps, num_train_epochs, max_tokens"),
         (
             ["num_train_epochs=2"],
@@ -124,10 +164,9 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
         (["optimizer.kind=lamb"], "optimizer.kind: lamb is not built yet; adamw is"),
         (["optimizer.kind=adam"], "optimizer.kind: must be adamw, not adam; did you mean adamw?"),
         (
-            ["optimizer.schedule={kind: wsd, stable_steps: 3}"],
-            "optimizer.schedule.kind: wsd is not built yet; cosine and linear and constant are",
+            ["memory.precision=int8"],
+            "memory.precision: int8 is not built yet; fp32 and bf16 and fp16 and fp8 and auto are",
         ),
-        (["memory.precision=fp16"], "memory.precision: fp16 is not built yet; fp32 and bf16 and auto are"),
         (["memory.recompute=full"], "memory.recompute: full is not built yet; none is"),
         (["memory.offload=[optimizer]"], "memory.offload: not built yet; [] is"),
         (["parallel.tensor=2"], "parallel.tensor: 2 is not built yet; 1 is"),
@@ -140,10 +179,6 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
         (["objective.kind=dpo"], "objective.kind: dpo is not built yet; causal is"),
         (["monitor.wandb=true"], "monitor.wandb: true is not built yet; false is"),
         (["monitor.profile=3"], "monitor.profile: 3 is not built yet; null is"),
-        (
-            ["batch.global_batch_tokens=1M"],
-            "batch.global_batch_tokens: 1M is not built yet; give batch.global_batch_size, in rows",
-        ),
         (
             ["model={kind: mine.py:Mamba}"],
             "model.kind: parts of your own (mine.py:Mamba) are not built yet; llama | gpt2 | pretrained are",
@@ -196,7 +231,7 @@ def test_lines_of_the_file_are_named() -> None:
 def test_both_precisions_at_once_are_two_unknown_keys() -> None:
     assert refusal("bf16=true", "fp16=true", text=WHOLE) == [
         "command line: bf16: unknown key; here it is memory.precision: bf16",
-        "command line: fp16: unknown key; here it is memory.precision: fp16 (not built yet)",
+        "command line: fp16: unknown key; here it is memory.precision: fp16",
     ]
 
 
@@ -221,6 +256,8 @@ def test_a_resumed_run_may_change_its_layout_and_grow_but_not_its_mathematics() 
         ("checkpoint.save_steps", 7),
         ("evaluate.eval_steps", 7),
         ("data.workers", 0),
+        ("data.train", ["moved.txt"]),
+        ("data.tokenizer", "moved.json"),
     ):
         free = changed(free, path, value)
     allowed, refused = resumes(old, free)
@@ -240,5 +277,19 @@ def test_a_resumed_run_may_change_its_layout_and_grow_but_not_its_mathematics() 
         for part in path.split("."):
             before = getattr(before, part)
         assert resumes(old, changed(old, path, value)) == ([], [(path, before, value)])
-        ("data.train", ["moved.txt"]),
-        ("data.tokenizer", "moved.json"),
+
+
+def test_a_batch_may_be_given_in_tokens_and_read_again_as_it_was_settled() -> None:
+    asked = ["batch.global_batch_size=auto", "batch.global_batch_tokens=1024"]
+    assert read(*asked).batch.rows(64) == 16
+    settled = read("batch.global_batch_size=16", "batch.global_batch_tokens=1024")  # as the run's recipe.yaml has it
+    assert settled.batch.rows(64) == 16
+    assert read("batch.global_batch_size=auto").batch.rows(64) == 32
+    assert read("batch.global_batch_size=auto", "batch.global_batch_tokens=64K").batch.rows(64) == 1000
+
+
+def test_warm_up_is_measured_against_the_updates_of_a_ramp() -> None:
+    """1536 tokens are 24 rows: 2 updates of 12, or 4 + 4 + 8 + 8 with a ramp."""
+    typed = ["max_steps=null", "max_tokens=1536", "optimizer.schedule.warmup_steps=4"]
+    assert "at most 2" in refusal(*typed)[0]
+    assert read(*typed, "batch.ramp={from: 4, steps: 4}").batch.ramp is not None
