@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
 
 from danlu.core.config import setting
 from danlu.optim.common import Common, Kept, moments
 from danlu.optim.groups import Group
+from danlu.optim.own import Moving, Own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +25,58 @@ class AdamW(Common):
     eps: float = setting(1e-8, "added to the root of the second moment", above=0)
 
     def over(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """torch's optimiser over these weights. Fused: one pass over each weight and its moments."""
-        return torch.optim.AdamW(
-            self.described(groups), lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=True
-        )
+        """The optimiser over these weights."""
+        return Own(self, groups, self._move)
 
     def states(self, shape: Sequence[int], *, dtype: torch.dtype, role: str) -> dict[str, Kept]:
         """Two moments and a count."""
         return moments({"exp_avg": dtype, "exp_avg_sq": dtype}, shape)
+
+    def _move(self, moving: Sequence[Moving], group: dict[str, Any]) -> None:
+        move(moving, rate=group["lr"], decay=group["weight_decay"], betas=self.betas, eps=self.eps)
+
+
+def move(moving: Sequence[Moving], *, rate: float, decay: float, betas: tuple[float, float], eps: float) -> None:
+    """The weights have moved by AdamW, in one pass over each weight and its moments."""
+    apply(
+        [one.weight for one in moving],
+        [one.gradient for one in moving],
+        [one.state["exp_avg"] for one in moving],
+        [one.state["exp_avg_sq"] for one in moving],
+        [one.state["step"] for one in moving],
+        rate=rate,
+        decay=decay,
+        betas=betas,
+        eps=eps,
+    )
+
+
+def apply(
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    steps: list[Tensor],
+    *,
+    rate: float,
+    decay: float,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """torch's fused kernel over these tensors: moments, steps and weights are one update further."""
+    adamw(
+        weights,
+        gradients,
+        first,
+        second,
+        [],
+        steps,
+        fused=True,
+        amsgrad=False,
+        beta1=betas[0],
+        beta2=betas[1],
+        lr=rate,
+        weight_decay=decay,
+        eps=eps,
+        maximize=False,
+    )

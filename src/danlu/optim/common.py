@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from danlu.core.config import setting
-from danlu.optim.groups import Group
+from danlu.optim.average import Average
+from danlu.optim.groups import Group, Rate, twice
 from danlu.optim.schedule import Cosine, Schedule
 
 
@@ -19,13 +20,14 @@ from danlu.optim.schedule import Cosine, Schedule
 class Kept:
     """One tensor that an optimiser keeps of one weight.
 
-    Where the weight is cut over ranks by rows, so is every kept tensor that has as many rows; one that is `whole` is
-    held by every rank, as are single numbers.
+    Each of its dims that is as long as the weight's is cut over ranks as the weight's is; what is `whole` is held by
+    every rank, as are single numbers. What is on the `host` does not follow the weight to its device.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     whole: bool = False
+    host: bool = False
 
     @property
     def bytes(self) -> int:
@@ -43,7 +45,16 @@ class Common(ABC):
     max_grad_norm: float = setting(
         1.0, "global gradient norm that gradients are clipped to; 0: not clipped", at_least=0
     )
+    max_grad_value: float | None = setting(
+        None, "what no number of a gradient is beyond, after the norm was clipped; null: not clipped", above=0
+    )
     schedule: Schedule = setting(Cosine(), "how the rate moves over the run")
+    average: Average | None = setting(None, "a moving average of the weights, kept beside them; null: none")
+    rates: list[Rate] = setting([], "rates of single roles (and widths: muP) against learning_rate")
+
+    def __post_init__(self) -> None:
+        if (role := twice(self.rates)) is not None:
+            raise ValueError(f"rates: {role} stands there twice; keep one")
 
     @abstractmethod
     def over(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
@@ -58,7 +69,7 @@ class Common(ABC):
         return sum(kept.bytes for kept in self.states(shape, dtype=dtype, role=role).values())
 
     def peak(self, group: Group) -> float:
-        """The peak rate of a group's weights."""
+        """The peak rate of a group's weights, before what `rates` says of their role."""
         return self.learning_rate
 
     def described(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -67,11 +78,16 @@ class Common(ABC):
             {
                 "params": list(group.parameters.values()),
                 "weight_decay": group.weight_decay,
-                "peak": self.peak(group),
+                "peak": self.peak(group) * group.rate,
                 "role": group.role,
             }
             for group in groups
         ]
+
+
+def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
+    """fp32, or what is finer."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def moments(kinds: Mapping[str, torch.dtype], shape: Sequence[int]) -> dict[str, Kept]:
