@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
+    from danlu.compute.mesh import Parallel
     from danlu.core.batch import Batch
     from danlu.data.tokenizer import Tokenizer
+    from danlu.memory.ledger import Case
     from danlu.recipe.recipe import Recipe
     from danlu.train.assemble import Materials
 
@@ -61,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     try:
         resolved = config.changed(materials.recipe, "parallel", layout)
-        resolved = config.changed(resolved, "batch.micro_batch_size", micro_batch(recipe, materials, layout))
+        case = sized(recipe, materials, layout)
+        resolved = config.changed(resolved, "batch.micro_batch_size", case.rows)
         tell("recipe, resolved", config.dump(resolved).splitlines())
         tell("run folder", folder(resolved, total=materials.total))
         tell("data", data(materials))
@@ -69,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         tell("one batch", show(batch, materials.tokenizer, colour=sys.stdout.isatty()))
         tell("model", model(materials))
         tell("updates", updates(materials))
-        tell("memory", memory(resolved, materials))
+        tell("memory", memory(case, layout, materials.device))
         tell("disk", disk(resolved, materials))
         if not arguments.quick:
             materials.rows.seek({"samples": 0})
@@ -84,21 +89,6 @@ def tell(heading: str, lines: Iterator[str] | list[str]) -> None:
     print(f"\n{heading}", flush=True)
     for line in lines:
         print(f"  {line}".rstrip(), flush=True)
-
-
-def micro_batch(recipe: Recipe, materials: Materials, layout: object) -> int:
-    """Rows of one forward on one rank of the layout: the recipe's, or as many as fit."""
-    from danlu.compute.mesh import Parallel
-    from danlu.core import device
-    from danlu.memory.plan import rows_that_fit
-
-    assert isinstance(layout, Parallel)
-    given, share = recipe.batch.micro_batch_size, materials.rows.global_batch_size // layout.ranks
-    if isinstance(given, int):
-        return given
-    ours = layout.ranks if materials.device.type == "cpu" else 1  # ranks that share this memory
-    free = device.memory(materials.device).free // ours
-    return rows_that_fit(materials.footprint, rows=share, free_bytes=free, shards=int(layout.shard))
 
 
 def folder(recipe: Recipe, *, total: int) -> Iterator[str]:
@@ -166,7 +156,7 @@ def model(materials: Materials) -> Iterator[str]:
     """What is trained."""
     from danlu.models.count import flops_per_token
 
-    shape, plan = materials.family.shape(), materials.footprint
+    shape, plan = materials.family.shape(), materials.case
     embedding = shape.vocab_size * shape.hidden_size
     yield f"{materials.family.kind}: {plan.parameters:,} parameters, {embedding:,} of them the embedding"
     yield f"start: {materials.start or f'drawn from seed {materials.recipe.seed}'}"
@@ -191,23 +181,30 @@ def updates(materials: Materials) -> Iterator[str]:
         yield f"WARNING: every row is read {epochs:.0f} times; more text or fewer updates would learn better"
 
 
-def memory(recipe: Recipe, materials: Materials) -> Iterator[str]:
-    """What a rank will need, against what is there."""
-    from danlu.core import device
+def sized(recipe: Recipe, materials: Materials, layout: Parallel) -> Case:
+    """What decides the bytes on one rank of the layout."""
+    from danlu.train.forecast import case
 
-    plan, layout = materials.footprint, recipe.parallel
-    micro, shards = int(recipe.batch.micro_batch_size), int(layout.shard)
-    micros = materials.rows.global_batch_size // layout.ranks // micro
-    need = plan.total(micro, shards=shards)
-    found = device.memory(materials.device)
-    here = layout.ranks if materials.device.type == "cpu" else 1
-    yield f"each of {layout.ranks} ranks: {micros} micro-batches of {micro} rows an update"
-    yield (
-        f"about {size(need)} each ({size(plan.state_bytes // shards)} weights, gradients and moments, "
-        f"{size(plan.head_bytes)} the head, {size(micro * plan.row_bytes)} activations); "
-        f"{size(found.free // here)} of {size(found.total // here)} free"
-    )
-    if need * here > found.free:
+    share = materials.rows.global_batch_size // layout.ranks
+    return case(recipe, materials.family, materials.precision, layout, materials.device, share=share)
+
+
+def memory(case: Case, layout: Parallel, device: torch.device) -> Iterator[str]:
+    """What a rank will need, part by part, against what is there."""
+    from danlu.core import device as devices
+    from danlu.memory.ledger import forecast
+    from danlu.memory.recompute import told
+
+    ledger, found = forecast(case), devices.memory(device)
+    here = layout.ranks if device.type == "cpu" else 1
+    yield f"each of {layout.ranks} ranks: {case.micros} micro-batches of {case.rows} rows an update"
+    yield f"about {size(ledger.peak)} of tensors each, most {ledger.moment}:"
+    for part, number in sorted(ledger.parts.items(), key=lambda one: -one[1]):
+        if number:
+            yield f"  {part:<24} {size(number):>10}  {number / ledger.peak:>6.1%}"
+    yield f"{size(found.free // here)} of {size(found.total // here)} free"
+    yield from told(case.kinds)
+    if ledger.peak * here > found.free:
         yield "WARNING: more than is free; a smaller batch.micro_batch_size or data.sequence_length needs less"
 
 
@@ -215,8 +212,8 @@ def disk(recipe: Recipe, materials: Materials) -> Iterator[str]:
     """What checkpoints and the model will take, against what is there."""
     import shutil
 
-    plan, settings = materials.footprint, recipe.checkpoint
-    weights = plan.parameters * plan.weight_bytes
+    plan, settings = materials.case, recipe.checkpoint
+    weights = plan.parameters * plan.weight
     each = 3 * weights  # weights and two moments
     made = -(-materials.total // settings.save_steps)
     kept = made if settings.kept is None else min(made, settings.kept)

@@ -27,7 +27,7 @@ class Case:
     rows, micros   of a micro-batch; micro-batches of an update
     weight, product, moments   bytes of a weight's number, of a product's, and of all that the optimiser keeps
     path     how packed rows are attended to; None: rows hold one document each
-    kinds    of recomputation, one a block
+    kinds    of recomputation, one a block: none is settled while there are none
     shards   ranks that weights and moments are cut over; gathered: whether whole copies are made of them for use
     """
 
@@ -183,9 +183,7 @@ def _head(case: Case) -> dict[str, int]:
 def _last_block(case: Case) -> dict[str, int]:
     s, n, w, p = case.shape, case.tokens, case.weight, case.product
     d, i = s.hidden_size, s.inner_size
-    again = 0
-    if case.kinds[-1] != "none":
-        again = sum(kept(case, "none").values()) - n * d * w
+    again = sum(kept(case, "none").values()) - sum(kept(case, case.kinds[-1]).values())
     stream = n * d * (w + (p if case.low else 0))
     inner = (2 if s.gated else 1) * n * i * p
     made = s.vocab_size * d * case.exact
@@ -194,9 +192,13 @@ def _last_block(case: Case) -> dict[str, int]:
 
 
 def _embedding(case: Case) -> dict[str, int]:
+    """The last of a backward: the embedding's gradient is made, whole, beside all others.
+
+    A tied weight's has waited for it since the head's part was made, and autograd adds the two into a third.
+    """
     s = case.shape
     table = s.vocab_size * s.hidden_size * case.weight
-    again = table if s.tied or case.micros > 1 else 0
+    again = table * ((2 if s.tied else 0) + (1 if case.micros > 1 else 0))
     return _rest(case) | {
         "gradients": case.parameters * case.weight + again,
         "backward": case.tokens * s.hidden_size * case.weight,

@@ -10,10 +10,11 @@ therefore kept or put back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -83,6 +84,21 @@ def apply(model: Trunk, kinds: Sequence[Kind]) -> None:
     for (name, block), kind in zip(list(model.blocks.items()), kinds, strict=True):
         if kind != "none":
             model.blocks[name] = Recomputed(block, contexts if kind == "selective" else noop_context_fn)
+
+
+def told(kinds: Sequence[Kind]) -> Iterator[str]:
+    """Which blocks recompute, and what they keep, a line each; nothing where none does."""
+    start = 0
+    for kind, run in groupby(kinds):
+        count = len(list(run))
+        where = f"blocks {start} to {start + count - 1}" if count > 1 else f"block {start}"
+        start += count
+        if kind == "full":
+            yield f"recompute: {where}: all but its input"
+        elif kind == "selective":
+            yield f"recompute: {where}: all but its input, {' and '.join(SAVED)}"
+        elif set(kinds) != {"none"}:
+            yield f"recompute: {where}: nothing"
 
 
 def last_product(shape: Shape) -> tuple[int, int]:

@@ -122,6 +122,7 @@ def resumes(old: Recipe, new: Recipe) -> tuple[list[Difference], list[Difference
             "data.workers",
             "data.prefetch",
         )
+        free = free or path.startswith("memory.recompute")  # the same bits in less memory
         longer = path in DURATIONS and before is not None and after is not None and after > before
         moved = place in ("data.train", "data.tokenizer") or (
             place == "data.validation" and not _is_share(before, after)
@@ -238,6 +239,8 @@ def _held_out(at: At) -> Iterator[tuple[str, str]]:
             "checkpoint.publish",
             "the best weights are published only if they are kept; set checkpoint.keep_best to 1",
         )
+    if publish == "average" and _maybe(at, "optimizer.average") is None:
+        yield "checkpoint.publish", "there is no average to publish; set optimizer.average to {decay: 0.999}, or final"
     if at("data.validation") in (0, []):
         nothing = "needs held-out text; set data.validation to a share like 0.05, or a list of files"
         if publish == "best":

@@ -2,10 +2,14 @@
 
 assemble   a recipe becomes a run; the only place that knows the order
 data       raw files become a run's sources
+forecast   how much memory a run needs: what each room says of its part, put together
 run        the state of one run
 step       one update of the weights: the three layers meet there, and only there
+noise      the gradient of an update's first part, looked at by itself for its noise
 loop       round the step: save, evaluate, leave, end
 begin      the run folder is opened and compared; what watches is told
+retreat    the run goes back to before its trouble, and on with other data
+branch     a run's checkpoint becomes the start of another run, with named changes
 state      what a checkpoint holds of a run, and a run gone back to it
 finish     the model is published, the prompts are continued
 signals    told to stop from outside

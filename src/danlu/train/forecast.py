@@ -1,0 +1,66 @@
+"""How much memory a run needs on each rank: what every room says of its part, put together for the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from danlu.compute.mesh import Parallel
+from danlu.core import device as devices
+from danlu.memory.ledger import Case, choose, forecast
+from danlu.memory.plan import ROOM, rows_that_fit
+from danlu.memory.precision import Precision
+from danlu.models import attention
+from danlu.models.families import Family
+from danlu.models.roles import roles
+from danlu.models.stack import plain
+from danlu.recipe.recipe import Recipe
+
+
+def case(
+    recipe: Recipe, family: Family, precision: Precision, parallel: Parallel, device: torch.device, *, share: int
+) -> Case:
+    """What decides the bytes of an update on one rank that has `share` rows of it.
+
+    The recipe's micro-batch, or, where that is auto, the largest that fits in what is free now.
+    """
+    shape, length = family.shape(), recipe.data.sequence_length
+    with torch.device("meta"):
+        model = family.build()
+    named, role = {plain(name): weight for name, weight in model.named_parameters()}, roles(model)
+    states = {
+        name: recipe.optimizer.states(weight.shape, dtype=precision.weights, role=role[name])
+        for name, weight in named.items()
+    }
+    kept = [one for some in states.values() for one in some.values()]
+    shards = int(parallel.shard)
+    sized = Case(
+        shape=shape,
+        parameters=sum(weight.numel() for weight in named.values()),
+        sequence_length=length,
+        rows=1,
+        micros=share,
+        weight=precision.weights.itemsize,
+        product=precision.products.itemsize,
+        moments=sum(one.bytes if one.whole else one.bytes // shards for one in kept),
+        path=attention.choose(device, precision.products, length) if recipe.data.packing else None,
+        kinds=(),
+        shards=shards,
+        gathered=parallel.ranks > 1,
+    )
+
+    def of(rows: int) -> Case:
+        cut = replace(sized, rows=rows, micros=share // rows)
+        return replace(cut, kinds=choose(recipe.memory.recompute, cut))
+
+    given = recipe.batch.micro_batch_size
+    if given == "auto":
+        free = free_for_one(device, parallel)
+        given = rows_that_fit(lambda rows: forecast(of(rows)).peak, rows=share, free_bytes=int(ROOM * free))
+    return of(given)
+
+
+def free_for_one(device: torch.device, parallel: Parallel) -> int:
+    """Bytes that one rank may take: of a CPU's memory its part, of a GPU's all that is free."""
+    return devices.memory(device).free // (parallel.ranks if device.type == "cpu" else 1)
