@@ -18,7 +18,9 @@ class Checkpoint:
     keep_last: int = setting(2, "how many of the newest to keep; -1 keeps all", at_least=-1)
     keep_best: int = setting(1, "how many of those with the lowest evaluation loss to keep besides", at_least=0)
     asynchronous: bool = setting(True, "write in the background while training goes on")
-    publish: Literal["final", "best"] = setting("final", "which weights the run's model folder holds at the end")
+    publish: Literal["final", "best", "average"] = setting(
+        "final", "which weights the run's model folder holds at the end; average: the moving one of optimizer.average"
+    )
 
     def __post_init__(self) -> None:
         if self.keep_last == 0 or self.keep_last < -1:

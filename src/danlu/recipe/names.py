@@ -212,6 +212,8 @@ NAMES: dict[str, str] = {
     "decay_type": "optimizer.schedule.shape (kind: wsd)",
     "lr_decay_ratio": "optimizer.schedule.decay_ratio (kind: wsd)",
     "lr_end": "optimizer.schedule.final_ratio (the last rate / optimizer.learning_rate)",
+    "ema_eval": "not needed (the average is evaluated beside the weights)",
+    "use_ema_weights_to_init_param": "checkpoint.publish: average",
     "clip_grad_value": "optimizer.max_grad_value",
     "gradient_clip_algorithm": "optimizer.max_grad_norm (or optimizer.max_grad_value)",
     "ema": "optimizer.average",

@@ -7,6 +7,7 @@ run        the state of one run
 step       one update of the weights: the three layers meet there, and only there
 noise      the gradient of an update's first part, looked at by itself for its noise
 loop       round the step: save, evaluate, leave, end
+measure    the loss over held-out text, of the weights and of their average
 begin      the run folder is opened and compared; what watches is told
 retreat    the run goes back to before its trouble, and on with other data
 branch     a run's checkpoint becomes the start of another run, with named changes

@@ -128,7 +128,7 @@ def open_watch(
             dtype=materials.precision.products,
             eval_steps=recipe.evaluate.eval_steps if held else None,
             save_steps=recipe.checkpoint.save_steps,
-            steps_per_epoch=materials.rows.rows / recipe.batch.global_batch_size,
+            steps_per_epoch=materials.rows.rows / materials.rows.global_batch_size,
             micro_batch_size=int(recipe.batch.micro_batch_size),
             workers=recipe.data.workers,
             prefetch=recipe.data.prefetch,

@@ -25,12 +25,15 @@ from danlu.train.state import restore_weights
 
 
 def finish(run: Run, materials: Materials, folder: RunFolder, watch: Watch | Guard) -> list[str]:
-    """The run's `model/` holds its final weights, or its best ones if the recipe asks for those.
+    """The run's `model/` holds its final weights, or its best ones or their average if the recipe asks for those.
 
     Gives the recipe's prompts, each with what the model goes on with.
     """
     if materials.recipe.checkpoint.publish == "best":
         _go_to_best(run, folder)
+    elif materials.recipe.checkpoint.publish == "average" and run.optim.averages is not None:
+        run.compute.release()
+        run.optim.averages.settle()
     _with_whole(run, materials, lambda t: publish(folder.model, materials.family, t, materials.tokenizer))
     watch.event("published", path=str(folder.model), weights=materials.recipe.checkpoint.publish)
     texts = _go_on(run, materials)

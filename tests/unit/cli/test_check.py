@@ -89,7 +89,7 @@ def test_an_older_run_in_the_folder_is_told_or_refused(folder: Path, capsys: pyt
 def test_several_ranks_share_the_batch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "small.yaml", "--quick", "--nproc", "4", "batch.global_batch_size=8"]) == 0
     out = capsys.readouterr().out
-    assert "batch: {global_batch_size: 8, micro_batch_size: 2}" in out
+    assert "batch: {global_batch_size: 8, global_batch_tokens: null, micro_batch_size: 2, ramp: null}" in out
     assert "parallel: {replicate: 1, shard: 4," in out
     assert "each of 4 ranks: 1 micro-batches of 2 rows an update" in out
 

@@ -148,6 +148,10 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
             "set data.validation to a share like 0.05, or a list of files",
         ),
         (
+            ["checkpoint.publish=average"],
+            "checkpoint.publish: there is no average to publish; set optimizer.average to {decay: 0.999}, or final",
+        ),
+        (
             ["checkpoint.publish=best", "checkpoint.keep_best=0"],
             "checkpoint.publish: the best weights are published only if they are kept; set checkpoint.keep_best to 1",
         ),
