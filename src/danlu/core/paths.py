@@ -56,6 +56,11 @@ class RunFolder:
         return self.root / "model"
 
     @property
+    def aside(self) -> Path:
+        """Lines of metrics.jsonl that the run went back behind."""
+        return self.root / "rolled-back"
+
+    @property
     def lock(self) -> Path:
         return self.root / ".lock"
 

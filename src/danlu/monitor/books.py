@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +27,9 @@ class Plan:
     dtype             in which the matrix products are done
     eval_steps, save_steps   updates between evaluations and between saves; None: there are none
     steps_per_epoch   updates in which the data is seen once; None: not known
+    epochs            times that the data is to be seen; None: the run's length is given otherwise
+    trained           share of the weights that are trained, 0 to 1
+    peak_rate         the highest learning rate
     workers, prefetch the recipe's data.workers and data.prefetch, for advice
     """
 
@@ -37,6 +41,9 @@ class Plan:
     eval_steps: int | None = None
     save_steps: int | None = None
     steps_per_epoch: float | None = None
+    epochs: float | None = None
+    trained: float = 1.0
+    peak_rate: float = math.inf
     micro_batch_size: int | None = None
     workers: int = 1
     prefetch: int = 2
@@ -53,19 +60,21 @@ class Books:
     def __init__(self, folder: RunFolder, plan: Plan, *, logging_steps: int):
         self.step = plan.start_step
         self.full: str | None = None
-        self.history = History(logging_steps=logging_steps, steps_per_epoch=plan.steps_per_epoch)
+        self._logging_steps = logging_steps
         self._folder, self._plan = folder, plan
         self._held: dict[str, Any] | None = None
         self._saved: dict[int, str] = {}
         self._warned: set[str] = set()
         folder.root.mkdir(parents=True, exist_ok=True)
         self._events = jsonl.Lines(folder.events)
-        jsonl.cut(folder.metrics, plan.start_step)
-        self.tokens = self._replay()
+        self._once: set[tuple[str, object]] = set()  # events of which there is one for each number
         for event in jsonl.lines(folder.events):
             if event.get("event") == "saved" and event["step"] <= plan.start_step and "path" in event:
                 self._saved[event["step"]] = event["path"]
-        self._metrics = jsonl.Lines(folder.metrics)
+            if "number" in event:
+                self._once.add((event["event"], event["number"]))
+        known = self._open_at(plan.start_step)
+        self.tokens = known if plan.tokens is None else plan.tokens
 
     def add(self, line: dict[str, Any]) -> None:
         """The line of the next step."""
@@ -76,11 +85,11 @@ class Books:
 
     def evaluated(self, step: int, loss: float, facts: dict[str, Any]) -> bool:
         """The evaluation is in the step's line if that is the last one, and in events.jsonl. Whether it is the best."""
-        best = self.history.evaluated(step, loss)
+        best, measured = self.history.evaluated(step, loss), finite({"eval_loss": loss, **facts})
         if self._held is not None and self._held["step"] == step:
-            self._held |= finite({"eval_loss": loss})
+            self._held |= measured
         elif self.step == step:  # the run had left before it could evaluate
-            self._write(lambda: self._metrics.amend(finite({"eval_loss": loss}), step=step))
+            self._write(lambda: self._metrics.amend(measured, step=step))
         self.event("evaluated", {"step": step, "eval_loss": loss, "best": best, **facts})
         return best
 
@@ -90,6 +99,27 @@ class Books:
             self._saved[facts.get("step", self.step)] = str(facts["path"])
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self._write(lambda: self._events.add({"event": name, "step": self.step, "time": now, **finite(facts)}))
+
+    def event_once(self, name: str, facts: dict[str, Any], *, of: str) -> None:
+        """The event stands in events.jsonl, one only of the number that stands under ``of``."""
+        if (name, facts[of]) not in self._once:
+            self._once.add((name, facts[of]))
+            self.event(name, facts)
+
+    def set_aside(self, name: str, *, after: int) -> None:
+        """The lines of metrics.jsonl after a step stand in a file of this name, too, whole."""
+        self._release()
+        path = self._folder.aside / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._write(lambda: write_whole(path, jsonl.after(self._folder.metrics, after)))
+
+    def go_back(self, step: int) -> None:
+        """The run goes on from an earlier step: later lines are gone from metrics.jsonl and from the history."""
+        self._release()
+        self._metrics.close()
+        self._saved = {saved: path for saved, path in self._saved.items() if saved <= step}
+        self.step = step
+        self.tokens = self._open_at(step)
 
     def flush(self) -> None:
         """metrics.jsonl and events.jsonl hold everything so far, durably; trainer_state.json is up to date."""
@@ -119,8 +149,12 @@ class Books:
         """Where the newest checkpoint lies."""
         return self._saved[max(self._saved)] if self._saved else None
 
-    def _replay(self) -> int:
-        """The history is that of the lines; tokens read before."""
+    def _open_at(self, step: int) -> int:
+        """metrics.jsonl ends at the step, and the history is that of its lines; gives the tokens read up to there."""
+        jsonl.cut(self._folder.metrics, step)
+        self.history = History(
+            logging_steps=self._logging_steps, steps_per_epoch=self._plan.steps_per_epoch, epochs=self._plan.epochs
+        )
         tokens = last = 0
 
         def known() -> Iterator[dict[str, Any]]:
@@ -129,12 +163,12 @@ class Books:
                 tokens, last = each.get("tokens", tokens), each["step"]
                 yield each
 
-        plan = self._plan
         self.history.replay(known())
-        if last != plan.start_step:
-            cause = f"metrics.jsonl ends at step {last}, but the run goes on from step {plan.start_step}."
+        if last != step:
+            cause = f"metrics.jsonl ends at step {last}, but the run goes on from step {step}."
             self.event("gap", {"cause": cause})
-        return tokens if plan.tokens is None else plan.tokens
+        self._metrics = jsonl.Lines(self._folder.metrics)
+        return tokens
 
     def _may_be_evaluated(self) -> bool:
         """Whether an evaluation may still come to this step: at its turn, before a save, and at the end."""

@@ -58,6 +58,7 @@ class History:
 
     logging_steps: int = 1
     steps_per_epoch: float | None = None
+    epochs: float | None = None
     train: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     best: float | None = None
@@ -116,8 +117,9 @@ class History:
         return False
 
     def epoch(self, step: int) -> float:
-        """How many times the data has been seen at this step."""
-        return step / self.steps_per_epoch if self.steps_per_epoch else 0.0
+        """How many times the data has been seen at this step; padding that fills the last batch is none of it."""
+        seen = step / self.steps_per_epoch if self.steps_per_epoch else 0.0
+        return seen if self.epochs is None else min(seen, self.epochs)
 
     def curve(self) -> Curve:
         """The points to draw."""

@@ -88,6 +88,21 @@ def cut(path: Path, step: int) -> None:
     _truncate(path, keep=lambda facts: isinstance(facts.get("step"), int) and facts["step"] <= step)
 
 
+def after(path: Path, step: int) -> bytes:
+    """The lines of later steps, as they stand; lines must be in the order of their steps."""
+    if not path.exists():
+        return b""
+    content = path.read_bytes()
+    end = start = len(content)
+    while start > 0:
+        begin = content.rfind(b"\n", 0, start - 1) + 1
+        facts = _parse(content[begin:start])
+        if facts is not None and isinstance(facts.get("step"), int) and facts["step"] <= step:
+            break
+        start = begin
+    return content[start:end]
+
+
 def _truncate(path: Path, *, keep: Callable[[dict[str, Any]], bool]) -> None:
     """Drop lines from the end until one is whole and to be kept."""
     if not path.exists() or path.stat().st_size == 0:

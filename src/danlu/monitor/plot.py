@@ -37,6 +37,7 @@ def draw(curve: Curve, *, title: str = "") -> bytes:
     # Without pyplot: no global state, so it may run in any thread and opens no window.
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
     figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
     canvas = FigureCanvasAgg(figure)
@@ -76,6 +77,7 @@ def draw(curve: Curve, *, title: str = "") -> bytes:
     rate_axis.set_ylabel("learning rate", color="#888888")
     rate_axis.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
     rate_axis.set_xlabel("step")
+    rate_axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axis.set_ylabel("loss (nats per token)")
     axis.grid(True, color="#eeeeee", linewidth=0.8)
     handles, labels = (a + b for a, b in zip(axis.get_legend_handles_labels(), rate_axis.get_legend_handles_labels()))

@@ -25,6 +25,11 @@ class Reading:
     def step(self) -> int:
         return self.report.step
 
+    @property
+    def finite(self) -> bool:
+        """Whether loss and norm are; an update that was not made although they are was above its limits."""
+        return self.report.sound or (math.isfinite(self.loss) and math.isfinite(self.norm))
+
 
 def read(report: Report) -> Reading:
     """The report's numbers; from a GPU they come in one transfer."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from danlu.core.config import setting
 from danlu.core.errors import InputError
+from danlu.monitor.layers import Layers
+from danlu.monitor.spikes import Spikes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,20 @@ class Monitor:
     )
     max_unlabelled_steps: int = setting(
         3, "updates in a row without a single label, after which the run stops", at_least=1
+    )
+    spikes: Spikes | None = setting(
+        Spikes(), "skip updates far above the usual, and go back when they do not end; null: neither"
+    )
+    plateau_steps: int = setting(
+        500, "updates without a gain, at a rate not yet run down, after which a warning says so", at_least=32
+    )
+    layers: Layers | None = setting(
+        Layers(), "watch the norms of each layer's gradients and weights; null: they are not looked at"
+    )
+    noise_steps: int | None = setting(
+        None,
+        "updates from one measurement of the gradient noise scale (which batch size pays) to the next; null: none",
+        at_least=1,
     )
     max_data_wait: float = setting(
         0.1, "share of the time spent waiting for data, above which a warning says what to change", above=0, at_most=1

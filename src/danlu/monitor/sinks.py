@@ -59,7 +59,22 @@ class Curve:
     learning_rate: tuple[tuple[int, float], ...]
 
 
-Message = Point | Evaluated | Curve
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Norms layer by layer at a step: grad_norm/LAYER and weight_norm/LAYER."""
+
+    step: int
+    norms: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """The run went back to this step: what was told of later ones is no more."""
+
+    step: int
+
+
+Message = Point | Evaluated | Curve | Norms | Back
 
 
 class Sink(Protocol):

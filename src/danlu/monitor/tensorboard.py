@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
-from danlu.monitor.sinks import Evaluated, Message, Point
+from danlu.monitor.sinks import Back, Evaluated, Message, Norms, Point
 
 
 class TensorBoard:
@@ -20,11 +21,15 @@ class TensorBoard:
         self._event, self._session, self._summary = event_pb2.Event, event_pb2.SessionLog, Summary
         self._writer = EventFileWriter(str(folder), flush_secs=30)
         if start_step:
-            self._add(self._event(session_log=self._session(status=self._session.START)), start_step + 1)
+            self._forget_after(start_step)
 
     def take(self, message: Message) -> None:
         if isinstance(message, Evaluated):
             self._scalars({"eval/loss": message.loss}, message.step)
+        elif isinstance(message, Norms):
+            self._scalars({f"layers/{name}": value for name, value in message.norms.items()}, message.step)
+        elif isinstance(message, Back):
+            self._forget_after(message.step)
         elif isinstance(message, Point) and message.logged:
             values = {
                 "train/loss": message.loss,
@@ -46,7 +51,10 @@ class TensorBoard:
     def close(self) -> None:
         self._writer.close()
 
-    def _scalars(self, values: dict[str, float | int | None], step: int) -> None:
+    def _forget_after(self, step: int) -> None:
+        self._add(self._event(session_log=self._session(status=self._session.START)), step + 1)
+
+    def _scalars(self, values: Mapping[str, float | int | None], step: int) -> None:
         scalars = [
             self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items() if value is not None
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -19,15 +19,22 @@ from danlu.core.report import Report
 from danlu.core.world import World
 from danlu.monitor import plot
 from danlu.monitor.books import Books, Plan
+from danlu.monitor.causes import Finding, Likely, remedy
 from danlu.monitor.console import open_console
 from danlu.monitor.health import Health
+from danlu.monitor.layers import GRADIENT, WEIGHT, Strata
 from danlu.monitor.meters import DataWait, Sampler, Speed, mfu
+from danlu.monitor.noise import BatchAdvice
+from danlu.monitor.order import Order
 from danlu.monitor.reading import Reading, finite, line, read
 from danlu.monitor.settings import Monitor
-from danlu.monitor.sinks import Evaluated, Latest, Message, Point, Queue
+from danlu.monitor.sinks import Back, Evaluated, Latest, Message, Norms, Point, Queue
+from danlu.monitor.spikes import Spotter, Trouble
 from danlu.monitor.tensorboard import TensorBoard
+from danlu.monitor.trend import Trend
 
 SHOW = 0.1  # seconds between two points for the console; nobody reads faster
+OF_SAMPLES = ("skipped", "unlabelled", "unshuffled", "repeated")  # what is told together with the samples' ids
 OFTEN = 5  # of a warning that every step may bring, this many are said; all stand in events.jsonl
 
 
@@ -46,10 +53,19 @@ def watch(
     ``metrics.jsonl`` is cut to ``plan.start_step``, so that each step stands once. ``stream`` is standard error unless
     given.
     """
+    spikes, layers = settings.spikes, settings.layers
     health = Health(
         max_unsound=settings.max_unsound_steps,
         max_unlabelled=settings.max_unlabelled_steps,
         total_steps=plan.total_steps - plan.start_step,
+        spotter=None if spikes is None else Spotter(spikes),
+        trend=Trend(
+            rise=2.0 if spikes is None else spikes.rise,
+            plateau=settings.plateau_steps,
+            trained=plan.trained,
+            peak=plan.peak_rate,
+        ),
+        strata=None if layers is None else Strata(layers),
     )
     if not world.first:
         return Guard(health)
@@ -60,15 +76,15 @@ class Guard:
     """The hook of every rank but the first: it answers as the first one does, and writes nothing."""
 
     def __init__(self, health: Health):
-        self._health = health
+        self.health = health
 
     def __call__(self, report: Report) -> Signal:
-        return self._health.look(read(report))[0]
+        return self.health.look(read(report))[0]
 
     @property
     def cause(self) -> str | None:
         """Why it answered STOP."""
-        return self._health.cause
+        return self.health.cause
 
     @contextmanager
     def pause(self, kind: str) -> Iterator[None]:
@@ -79,6 +95,24 @@ class Guard:
         """The first rank writes it."""
 
     def evaluated(self, step: int, loss: float, **facts: object) -> None:
+        """The first rank writes it."""
+
+    @property
+    def unshuffled(self) -> bool:
+        """The first rank looks after it."""
+        return False
+
+    def bear(self, trouble: Trouble, likely: Likely | None) -> None:
+        """As the first rank does."""
+        self.health.bear(new=likely is not None)
+
+    def remember(self, record: Mapping[str, object]) -> None:
+        """The first rank writes it."""
+
+    def set_aside(self, name: str, *, after: int) -> None:
+        """The first rank writes it."""
+
+    def went_back(self, step: int, facts: Mapping[str, object]) -> None:
         """The first rank writes it."""
 
     def flush(self) -> None:
@@ -108,7 +142,8 @@ class Watch:
         stream: IO[str],
         clock: Callable[[], float],
     ):
-        self._settings, self._folder, self._plan, self._health, self._device = settings, folder, plan, health, device
+        self._settings, self._folder, self._plan, self.health, self._device = settings, folder, plan, health, device
+        self._order = Order()
         self._stream, self._clock, self._begun = stream, clock, clock()
         self._counts: dict[str, int] = {}
         self._point: Point | None = None  # the last, while the console has not been given it
@@ -120,6 +155,7 @@ class Watch:
         self._wait = DataWait(
             bound=settings.max_data_wait, workers=plan.workers, prefetch=plan.prefetch, cores=psutil.cpu_count() or 1
         )
+        self._batch = BatchAdvice()
         one = devices.peak_flops(device, plan.dtype) if plan.flops_per_token else None
         self.peak_flops = None if one is None else one * world.size
         self._sampler = Sampler(devices.Gauges(device))
@@ -143,20 +179,23 @@ class Watch:
             )
         )
         self._tell(reading)
-        signal, findings = self._health.look(reading, last_checkpoint=books.last_checkpoint)
-        for finding in findings:
-            samples = {"samples": list(report.samples)} if finding.kind != "still" else {}
-            books.event(finding.kind, {"cause": finding.cause, **samples})
-            self._say(finding.cause, kind=finding.kind)
+        signal, findings = self.health.look(reading, last_checkpoint=books.last_checkpoint)
+        for finding in [*findings, *self._order.see(reading)]:
+            samples = {"samples": list(report.samples)} if finding.kind in OF_SAMPLES else {}
+            books.event(finding.kind, {**finding.facts(), **samples})
+            self._say(finding.sentence, kind=finding.kind)
         if advice := self._wait.advice(self.speed):
             books.event("data_wait", {"cause": advice})
             log.logger.warning(advice)
+        if advice := self._batch.advice(report):
+            books.event("noise", {"cause": advice})
+            log.logger.info(advice)
         return signal if books.full is None else Signal.STOP
 
     @property
     def cause(self) -> str | None:
         """Why it answered STOP."""
-        return self._health.cause or self.books.full
+        return self.health.cause or self.books.full
 
     @contextmanager
     def pause(self, kind: str) -> Iterator[None]:
@@ -184,6 +223,41 @@ class Watch:
         self.flush()
         if self._picture:
             self._picture.put(self.books.history.curve())
+
+    @property
+    def unshuffled(self) -> bool:
+        """Whether samples were seen to come one after the other, or again and again."""
+        return self._order.found
+
+    def bear(self, trouble: Trouble, likely: Likely | None) -> None:
+        """The run goes on in its trouble, and what comes from here on is its new usual. ``likely``: what is behind it,
+        where that is known."""
+        self.health.bear(new=likely is not None)
+        found = Finding("borne", f"{trouble.cause} The run goes on, and takes what comes as usual.", likely)
+        self.books.event(found.kind, found.facts())
+        self._say(found.sentence, kind=found.kind)
+
+    def remember(self, record: Mapping[str, object]) -> None:
+        """That the run went back stands in events.jsonl, once."""
+        self.books.event_once("rolled_back", dict(record), of="number")
+
+    def set_aside(self, name: str, *, after: int) -> None:
+        """The lines of metrics.jsonl after a step stand, too, in a file of this name among those set aside."""
+        self.books.set_aside(name, after=after)
+
+    def went_back(self, step: int, facts: Mapping[str, object]) -> None:
+        """The run goes on from an earlier step: later lines are gone from metrics.jsonl, curves and trainer_state.json,
+        and events.jsonl says so, once."""
+        self._point = None
+        self.books.go_back(step)
+        self.remember(facts)
+        likely = Likely(str(facts["likely"]))
+        log.logger.warning(
+            f"Went back from step {facts['from']} to step {step}, and on with other data: {facts['cause']} "
+            f"{remedy(likely)}"
+        )
+        self.speed.step = step
+        self._send(Back(step))
 
     def flush(self) -> None:
         """metrics.jsonl and events.jsonl hold everything so far, durably; trainer_state.json is up to date."""
@@ -265,6 +339,8 @@ class Watch:
             watts=sample.watts,
             data_wait=self.speed.data_wait,
         )
+        if norms := {n: v for n, v in report.extra.items() if n.startswith((GRADIENT, WEIGHT))}:
+            self._send(Norms(report.step, norms))
         for sink in self._sinks:
             if show if sink.name == "console" else logged:
                 sink.put(point)
@@ -301,6 +377,6 @@ class Watch:
                 "peak_resident_bytes": self._sampler.peak_resident,
                 "peak_memory_bytes": devices.memory_peak(self._device),
                 "joules": self._sampler.joules,
-                "unsound_steps": self._health.unsound_in_all,
+                "unsound_steps": self.health.unsound_in_all,
             }
         )

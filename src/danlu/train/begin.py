@@ -129,6 +129,9 @@ def open_watch(
             eval_steps=recipe.evaluate.eval_steps if held else None,
             save_steps=recipe.checkpoint.save_steps,
             steps_per_epoch=materials.rows.rows / materials.rows.global_batch_size,
+            epochs=recipe.num_train_epochs,
+            trained=_trained(run),
+            peak_rate=recipe.optimizer.learning_rate,
             micro_batch_size=int(recipe.batch.micro_batch_size),
             workers=recipe.data.workers,
             prefetch=recipe.data.prefetch,
@@ -159,3 +162,9 @@ def open_watch(
         made.event("resumed", checkpoint=found.path.name, skipped=list(found.skipped), world=materials.world.size)
         logger.info("%s: going on after update %d of %d", shown(folder.root), run.step, materials.total)
     return made
+
+
+def _trained(run: Run) -> float:
+    """The share of the weights' numbers that are trained, 0 to 1."""
+    weights = run.weights.values()
+    return sum(weight.numel() for weight in weights if weight.requires_grad) / sum(w.numel() for w in weights)

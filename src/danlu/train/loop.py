@@ -6,10 +6,10 @@ import gc
 import secrets
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -17,6 +17,7 @@ from danlu.checkpoint.load import Found, newest
 from danlu.checkpoint.lock import Lock
 from danlu.checkpoint.model import settle
 from danlu.checkpoint.save import NotSaved, Outcome, Saver
+from danlu.compute.norms import layer_norms
 from danlu.core import device as devices
 from danlu.core import log
 from danlu.core import world as worlds
@@ -25,18 +26,24 @@ from danlu.core.errors import Bereft, Failure, InputError, Interrupted, Unhealth
 from danlu.core.log import logger
 from danlu.core.paths import RunFolder, shown
 from danlu.core.world import World
-from danlu.eval.perplexity import Stopping, evaluate
+from danlu.eval.perplexity import Stopping
+from danlu.monitor.causes import Likely, remedy
+from danlu.monitor.layers import GRADIENT, WEIGHT
+from danlu.monitor.spikes import Trouble
 from danlu.monitor.watch import Guard, Watch
 from danlu.recipe import yaml
 from danlu.recipe.recipe import Recipe
 from danlu.train.assemble import Materials, build, gather
 from danlu.train.begin import asked, move_aside, open_folder, open_watch, over, published, same_data
 from danlu.train.finish import finish, rehearse
+from danlu.train.measure import measure
+from danlu.train.retreat import go_back, last_good
 from danlu.train.run import Run
 from danlu.train.signals import Told, listening
 from danlu.train.state import restore, snapshot
 from danlu.train.step import step
 
+LOST = "another rank failed, ended or does not answer; its own message says why"
 BEREFT_SECONDS = 3.0  # after losing a rank: time for its message and its end to come first
 
 
@@ -148,12 +155,15 @@ class Loop:
         )
         early = recipe.evaluate.early_stopping
         self.stopping = None if early is None else Stopping(patience=early.patience, min_delta=early.min_delta)
-        if self.stopping is not None and found is not None and found.manifest.facts.get("stopping"):
-            self.stopping.restore(found.manifest.facts["stopping"])
         self.watch: Watch | Guard = open_watch(run, materials, folder, found, room=self.saver.room)
         self.stopped_early = ended and run.step < materials.total  # but its model was not yet published
-        self.owing = found is not None and bool(found.manifest.facts.get("owing"))  # an evaluation, as it left
         self.missed: str | None = None  # why the newest state was not saved
+        self.rollbacks: list[dict[str, Any]] = []
+        self.at = run.source.state()  # where the data of the last update began
+        self._take_up({} if found is None else found.manifest.facts)
+        for record in self.rollbacks:  # a run killed just then may not have said so
+            self.watch.remember(record)
+        run.look = self._look
 
     def go(self) -> None:
         """Update after update, to the end."""
@@ -161,6 +171,8 @@ class Loop:
             gc.freeze()  # what assembling left behind need not be looked through again by every collection
             worlds.hurry()
             self.told.wait_for_step()
+            if self.watch.health.trouble is not None:
+                self._retreat()
             if self.owing:
                 self._after_update(self._agreed(Signal.GO))
             while self.run.step < self.materials.total and not self.stopped_early:
@@ -176,7 +188,8 @@ class Loop:
             self.saver.abandon()
             if not isinstance(cause, Failure) and self.run.step < self.materials.total:
                 cause.add_note(f"in update {self.run.step + 1}:")
-            self.watch.event("stopped", cause=str(cause) or type(cause).__name__)
+            lost = isinstance(cause, Bereft) or worlds.lost(cause)
+            self.watch.event("stopped", cause=LOST if lost else str(cause) or type(cause).__name__)
             raise
         finally:
             self.run.source.close()
@@ -214,10 +227,13 @@ class Loop:
     def _update(self) -> Signal:
         """One update; gives what the ranks agree is to follow."""
         run = self.run
+        self.at, run.limits = run.source.state(), self.watch.health.limits
         report = step(run, run.source.take(self.materials.micros))
         if not report.sound:  # whichever rank met it, its samples are to be known
             report = replace(report, samples=worlds.together(run.compute.world, report.samples))
-        return self._agreed(self.watch(replace(report, data_seconds=run.source.waited)))
+        signal = self.watch(replace(report, data_seconds=run.source.waited))
+        self._settle(self.saver.ready())
+        return self._agreed(signal)
 
     def _agreed(self, signal: Signal) -> Signal:
         """The gravest that any rank says; one that was told to stop says LEAVE."""
@@ -226,6 +242,9 @@ class Loop:
     def _after_update(self, signal: Signal) -> None:
         """What is due after an update: evaluate, save, leave. Who leaves owes the evaluation, and makes it first when
         the run goes on: it decides which checkpoint is best and when to stop early."""
+        if signal is Signal.ROLLBACK:
+            self._retreat()
+            return
         settings, now = self.recipe, self.run.step
         last = now >= self.materials.total
         save = last or now % settings.checkpoint.save_steps == 0
@@ -238,6 +257,64 @@ class Loop:
             self._save(loss, wait=signal >= Signal.STOP)
         if signal >= Signal.STOP:
             self._leave(signal)
+
+    def _retreat(self) -> None:
+        """Back to the last good checkpoint, the data since then passed over. Killed anywhere in here, the run comes to
+        the same state when it goes on: what was decided follows from what is saved."""
+        run, health, folder = self.run, self.watch.health, self.folder
+        trouble = health.trouble
+        assert trouble is not None and self.recipe.monitor.spikes is not None
+        self._settle(self.saver.finish())
+        found = worlds.once(run.compute.world, lambda: last_good(folder.checkpoints, trouble))
+        many = len(self.rollbacks) >= self.recipe.monitor.spikes.max_rollbacks
+        by_data = bool(self.rollbacks) and self.rollbacks[-1]["likely"] == Likely.DATA
+        if (found is None and trouble.kind == "spikes") or (many and by_data):
+            self.watch.bear(trouble, Likely.DATA if by_data else None)
+            return
+        if found is None or many:
+            self._no_way_back(trouble, found)
+        number = len(self.rollbacks) + 1
+        with self.watch.pause("retreat"):
+            before = [*self.rollbacks]
+            record = go_back(run, found, trouble, micros=self.materials.micros, at=self.at, number=number)
+            self.watch.set_aside(f"{number:03d}-step-{record['from']:06d}-to-{found.step:06d}.jsonl", after=found.step)
+            self.saver.drop_after(found.step)
+            self._take_up(found.manifest.facts)
+            self.at, self.rollbacks, self.stopped_early = run.source.state(), [*before, record], False
+            self._save(found.manifest.metric, wait=True)
+            self.watch.went_back(found.step, record)
+        if self.owing:
+            self._after_update(self._agreed(Signal.GO))
+
+    def _no_way_back(self, trouble: Trouble, found: Found | None) -> NoReturn:
+        """Raises why the run ends in its trouble; of what it has come to nothing is saved."""
+        self.told.stop_listening()
+        worlds.meet(self.run.compute.world)
+        likely = Likely.DATA if self.watch.unshuffled else Likely.RATE
+        times = len(self.rollbacks)
+        went = f" It went back {times} times already (monitor.spikes.max_rollbacks)." if times else ""
+        kept = "No checkpoint from before it is kept" if found is None else f"Step {found.step} is from before it"
+        raise Unhealthy(f"Stopped at step {trouble.step}: {trouble.cause} {remedy(likely)}{went} {kept}.")
+
+    def _take_up(self, facts: Mapping[str, Any]) -> None:
+        """What stands beside the weights is as the checkpoint's facts say."""
+        if self.stopping is not None and facts.get("stopping"):
+            self.stopping.restore(facts["stopping"])
+        self.watch.health.restore(facts.get("health"))
+        self.owing = bool(facts.get("owing"))  # an evaluation, as it left
+        self.at = facts.get("at", self.at)
+        self.rollbacks = list(facts.get("rollbacks", ()))
+
+    def _look(self) -> dict[str, float]:
+        """Norms layer by layer, where they are due."""
+        layers = self.recipe.monitor.layers
+        if layers is None or not layers.due(self.run.step + 1):
+            return {}
+        trained = {name: weight for name, weight in self.run.weights.items() if weight.requires_grad}
+        gradients = layer_norms({name: weight.grad for name, weight in trained.items()})
+        return {GRADIENT + n: v for n, v in gradients.items()} | {
+            WEIGHT + n: v for n, v in layer_norms(trained).items()
+        }
 
     def _leave(self, signal: Signal) -> None:
         """Raises why the run ends here. No rank ends before all have saved: its launcher would end the others."""
@@ -258,21 +335,12 @@ class Loop:
         return bool(self.run.compute.largest(missed is not None))
 
     def _evaluate(self) -> float:
-        """The loss over the whole validation set; early stopping has seen it."""
-        run, held = self.run, self.materials.held
-        assert held is not None
+        """The loss over the whole validation set; early stopping has seen it. That of the average stands beside it."""
+        assert self.materials.held is not None
         with self.watch.pause("evaluate"):
-            with run.memory.policy():
-                found = evaluate(
-                    lambda batch: run.compute.forward(batch),
-                    (run.memory.fetch(batch) for batch in held),
-                    run.objective,
-                    run.compute.total,
-                    model=run.compute.model,
-                    frozen=run.frozen,
-                )
-            self.watch.evaluated(run.step, found.loss)
-        if self.stopping is not None and self.stopping.see(run.step, found.loss):
+            loss, beside = measure(self.run, self.materials.held)
+            self.watch.evaluated(self.run.step, loss, **beside)
+        if self.stopping is not None and self.stopping.see(self.run.step, loss):
             self.stopped_early = True
             self.watch.event(
                 "early_stop",
@@ -280,16 +348,22 @@ class Loop:
                 best_step=self.stopping.best_step,
             )
             logger.info("stopped early: the evaluation loss has not fallen since step %d", self.stopping.best_step)
-        return found.loss
+        return loss
 
     def _save(self, loss: float | None, *, wait: bool) -> None:
         """The run is saved, or will be in the background; what became of saves that are done is told."""
         facts = {
             "data_id": self.materials.data_id,
+            "held_id": self.materials.held_id,
             "total": self.materials.total,
             "over": self.stopped_early or self.run.step >= self.materials.total,
             "stopping": self.stopping.state() if self.stopping else None,
             "owing": self.owing,
+            "health": self.watch.health.state(),
+            "usual_loss": self.watch.health.usual_loss,
+            "at": self.at,
+            "rollbacks": self.rollbacks,
+            "asked": asked(self.recipe),
         }
         metric = loss if loss is not None and torch.tensor(loss).isfinite() else None
         with self.watch.pause("save"):
@@ -308,5 +382,3 @@ class Loop:
                 self.watch.event(
                     "saved", step=outcome.step, path=str(outcome.path), stall_seconds=outcome.stall_seconds
                 )
-            "held_id": self.materials.held_id,
-            "asked": asked(self.recipe),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,9 @@ from torch import nn
 
 from danlu.compute.layer import ComputeLayer
 from danlu.core.contracts import Objective, Source
+from danlu.core.report import Limits
 from danlu.memory.layer import MemoryLayer
+from danlu.monitor.noise import NoiseScale
 from danlu.optim.layer import OptimLayer
 
 
@@ -22,7 +24,10 @@ class Run:
     frozen   models that are asked but not trained (a reference, a teacher)
     step     updates tried, skipped ones included
     tokens   tokens read, over all ranks, padding left out
-    skipped  updates that were not made because a number was not finite
+    skipped  updates that were not made because a number was not finite, or above the limits
+    noise    what is known of the gradient's noise, where that is measured
+    limits   what the loss and gradient norm of the next update must hold for it to be made
+    look     what is looked at while gradients are there: facts for the report, nothing where none is due
     """
 
     compute: ComputeLayer
@@ -35,6 +40,9 @@ class Run:
     step: int = 0
     tokens: int = 0
     skipped: int = 0
+    noise: NoiseScale | None = None
+    limits: Limits = Limits()
+    look: Callable[[], Mapping[str, float]] = dict
 
     def advance(self, *, sound: bool, tokens: int) -> None:
         """One more update was tried."""

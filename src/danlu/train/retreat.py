@@ -1,0 +1,89 @@
+"""The run goes back: to a checkpoint from before its trouble, and on from there with other data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from danlu.checkpoint.folder import whole
+from danlu.checkpoint.load import Found, open_checkpoint
+from danlu.checkpoint.manifest import Damaged, step_name, verify
+from danlu.core.errors import InputError
+from danlu.core.log import logger
+from danlu.eval.perplexity import evaluate
+from danlu.monitor.causes import Likely
+from danlu.monitor.spikes import Trouble
+from danlu.train.run import Run
+from danlu.train.state import restore
+
+
+def last_good(folder: Path, trouble: Trouble) -> Found | None:
+    """The newest whole checkpoint from before the trouble, every byte of it looked at; None where there is none.
+
+    A slow divergence may have begun before every checkpoint that is kept: then the oldest of them will do, unless the
+    loss was never lower than at the start.
+    """
+    kept = sorted(step for step in whole(folder) if step < trouble.step) if folder.is_dir() else []
+    good = [step for step in reversed(kept) if step <= trouble.before]
+    if not good and trouble.kind == "rise" and trouble.before:
+        good = kept[:1]
+    for step in good:
+        path = folder / step_name(step)
+        try:
+            problems = verify(path)
+            if not problems:
+                return open_checkpoint(path)
+        except Damaged as damage:
+            problems = [str(damage)]
+        logger.warning("%s is not gone back to: %s", path.name, problems[0])
+    return None
+
+
+def go_back(
+    run: Run, found: Found, trouble: Trouble, *, micros: int, at: Mapping[str, int], number: int
+) -> dict[str, Any]:
+    """The run is where the checkpoint was made, but for its data: samples read since then are passed over.
+
+    at: the data's position before the update that showed the trouble. Gives the record of it, the same on every rank:
+    from, to, cause, what is likely behind it, the samples passed over (their places in the run's order).
+    """
+    now, here = run.step, run.source.state()
+    restore(run, found)
+    begun = run.source.state()
+    likely = _blame(run, found, trouble, micros=micros, at=at)
+    run.source.seek(begun)
+    run.source.pass_over(here)
+    return {
+        "number": number,
+        "from": now,
+        "to": found.step,
+        "cause": trouble.cause,
+        "likely": str(likely),
+        "positions": [begun["samples"], here["samples"]],
+        "samples": list(trouble.samples),
+    }
+
+
+def _blame(run: Run, found: Found, trouble: Trouble, *, micros: int, at: Mapping[str, int]) -> Likely:
+    """Whether the samples are to blame or what the weights had become: the weights of before are asked about the same
+    samples. If they find them as unlike the rest, it is the samples."""
+    run.source.seek(at)
+    try:
+        with run.memory.policy():
+            loss = evaluate(
+                lambda batch: run.compute.forward(batch),
+                (run.memory.fetch(batch) for batch in run.source.take(micros)),
+                run.objective,
+                run.compute.total,
+                model=run.compute.model,
+                frozen=run.frozen,
+            ).loss
+    except InputError:  # not one label
+        return Likely.RATE
+    finally:
+        run.compute.release()
+    before = found.manifest.facts.get("usual_loss") or trouble.usual
+    halfway = before * math.sqrt(max(trouble.loss / trouble.usual, 1.0))
+    return Likely.DATA if loss > max(halfway, 1.1 * before) else Likely.RATE
