@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         batch = materials.rows.take(materials.micros)[0]
         tell("one batch", show(batch, materials.tokenizer, colour=sys.stdout.isatty()))
         tell("model", model(materials))
+        tell("precision", precision(materials))
         tell("updates", updates(materials))
         tell("memory", memory(case, layout, materials.device))
         tell("disk", disk(resolved, materials))
@@ -164,6 +165,15 @@ def model(materials: Materials) -> Iterator[str]:
     yield f"{flops / 1e6:,.1f} MFLOP a token, forward and backward; {materials.precision.name} on {materials.device}"
 
 
+def precision(materials: Materials) -> Iterator[str]:
+    """What each role is stored in and computed in, and why; and what this device makes of it."""
+    from danlu.memory.precision import table
+
+    for line in table(materials.precision):
+        yield f"{line.role:<11} stored {line.stored:<5} computed {line.computed:<8}  {line.why}"
+    yield from materials.fallbacks
+
+
 def updates(materials: Materials) -> Iterator[str]:
     """How long the run is, in each measure."""
     recipe, total = materials.recipe, materials.total
@@ -183,10 +193,11 @@ def updates(materials: Materials) -> Iterator[str]:
 
 def sized(recipe: Recipe, materials: Materials, layout: Parallel) -> Case:
     """What decides the bytes on one rank of the layout."""
-    from danlu.train.forecast import case
+    from danlu.train.forecast import fitting, sizes
 
-    share = materials.rows.global_batch_size // layout.ranks
-    return case(recipe, materials.family, materials.precision, layout, materials.device, share=share)
+    share, given = materials.rows.global_batch_size // layout.ranks, recipe.batch.micro_batch_size
+    of = sizes(recipe, materials.family, materials.precision, layout, materials.device, share=share)
+    return of(fitting(of, layout, materials.device, share=share) if given == "auto" else given)
 
 
 def memory(case: Case, layout: Parallel, device: torch.device) -> Iterator[str]:

@@ -83,9 +83,13 @@ class ComputeLayer:
         return Terms(zip(names, values.unbind()))
 
     def norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
-        """The norm of all gradients together, over all ranks: a 0-d tensor, the same on every rank."""
+        """The norm of all gradients together, over all ranks: a 0-d tensor in at least fp32, the same on every rank."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        if any(gradient.dtype in (torch.bfloat16, torch.float16) for gradient in gradients):
+            each = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+            norm = torch.linalg.vector_norm(torch.stack(each))
+        else:
+            norm = torch.nn.utils.get_total_norm(gradients)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def agree(self, flag: Tensor) -> bool:

@@ -105,18 +105,23 @@ def choose(name: Name, device: torch.device, roles: Roles | None = None) -> Prec
     if name == "auto":
         name = "bf16" if can.bf16 else "fp16" if can.fp16 and device.type == "cuda" else "fp32"
     _refuse("memory.precision", name, can)
-    weights, products, own = _KNOWN[name]
+    weights, products, _ = _KNOWN[name]
     exact = torch.promote_types(weights, torch.float32)
-    usual = {"attention": products, "mlp": products, "head": products, "residual": weights}
-    usual |= dict.fromkeys(("norm", "softmax", "phases", "loss"), exact)
     chosen = roles or Roles()
     given = {f.name: getattr(chosen, f.name) for f in fields(chosen) if getattr(chosen, f.name) != "auto"}
     for role, word in given.items():
         _refuse(f"memory.roles.{role}", word, can)
         _refuse_together(name, role, word)
-    return Precision(
-        name, weights, products, {**usual, **own, **{role: _at_least(word, exact) for role, word in given.items()}}
-    )
+    asked = {role: _at_least(word, exact) for role, word in given.items()}
+    return Precision(name, weights, products, usual(name) | asked)
+
+
+def usual(name: Name) -> dict[str, torch.dtype]:
+    """What each role computes in under the precision of that name, where nothing else is said."""
+    weights, products, own = _KNOWN[name]
+    exact = torch.promote_types(weights, torch.float32)
+    most = {"attention": products, "mlp": products, "head": products, "residual": weights}
+    return {**most, **dict.fromkeys(("norm", "softmax", "phases", "loss"), exact), **own}
 
 
 def _at_least(word: str, exact: torch.dtype) -> torch.dtype:
@@ -176,7 +181,6 @@ def table(precision: Precision) -> Iterator[Line]:
     """What each role is stored in and computed in, and why."""
     stored = WORDS[precision.weights]
     computed = {role: WORDS[dtype] for role, dtype in precision.roles.items()}
-    computed |= {role: "fp8 (forward e4m3, gradients e5m2)" for role, word in computed.items() if word == "fp8"}
     most = "most of the work, and the least hurt by rounding" if precision.low else "one arithmetic throughout"
     why = {
         "attention": most,
@@ -188,6 +192,9 @@ def table(precision: Precision) -> Iterator[Line]:
         "phases": "bf16 cannot tell position 256 from 257",
         "loss": "a sum over a whole batch",
     }
+    why |= {role: f"e4m3, its gradients e5m2; {most}" for role, word in computed.items() if word == "fp8"}
+    asked = [role for role, dtype in usual(precision.name).items() if precision.roles[role] != dtype]
+    why |= {role: f"as memory.roles.{role} says" for role in asked}
     yield Line("embedding", stored, "a lookup", "nothing is multiplied")
     for role in ("residual", "norm", "attention", "softmax", "phases", "mlp", "head", "loss"):
         own = role in ("norm", "attention", "mlp", "head")

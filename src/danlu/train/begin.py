@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+
 from danlu.checkpoint.load import Found, candidates
 from danlu.checkpoint.lock import Lock
 from danlu.core import world as worlds
@@ -13,6 +15,7 @@ from danlu.core.config import changed, differences
 from danlu.core.errors import InputError
 from danlu.core.log import logger
 from danlu.core.paths import RunFolder, shown, write_whole
+from danlu.memory.precision import table
 from danlu.models import attention, count
 from danlu.monitor import environment, jsonl
 from danlu.monitor.watch import Guard, Plan, Watch, watch
@@ -115,7 +118,7 @@ def open_watch(
     run: Run, materials: Materials, folder: RunFolder, found: Found | None, *, room: Callable[[int], str]
 ) -> Watch | Guard:
     """What watches the run, told of its length and cost; the record of this start is written."""
-    recipe, shape = materials.recipe, materials.family.shape()
+    recipe, shape, precision = materials.recipe, materials.family.shape(), materials.precision
     held = materials.held is not None
     made = watch(
         recipe.monitor,
@@ -149,11 +152,15 @@ def open_watch(
         facts = environment.environment(
             device=materials.device,
             world_size=materials.world.size,
-            precision=materials.precision.name,
+            precision=precision.name,
             attention=f"causal: scaled_dot_product_attention; packed rows: {packed}",
             fallbacks=materials.fallbacks,
             data_id=materials.data_id,
             variables=worlds.variables(),
+            extra={
+                "roles": {line.role: {"stored": line.stored, "computed": line.computed} for line in table(precision)},
+                "deterministic": torch.are_deterministic_algorithms_enabled(),
+            },
         )
         write_whole(folder.environment, environment.content(facts))
     if found is None:

@@ -108,7 +108,9 @@ def test_table() -> None:
     ]  # fmt: skip
     assert all(line.why for line in lines.values())
     computed = {role: line.computed for role, line in lines.items()}
-    assert computed["attention"] == "bf16" and computed["mlp"].startswith("fp8 (forward e4m3")
+    assert computed["attention"] == "bf16" and computed["mlp"] == "fp8"
+    assert lines["mlp"].why == "as memory.roles.mlp says"
+    assert "e5m2" in {line.role: line.why for line in table(choose("fp8", CPU))}["mlp"]
     assert {computed[role] for role in ("residual", "norm", "softmax", "phases", "head", "loss")} == {"fp32"}
     assert lines["attention"].stored == "fp32" and lines["softmax"].stored == "-"
     pure = {line.role: line for line in table(choose("bf16_pure", CPU))}
