@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from danlu.compute.zero import Zero
 from danlu.core.config import setting
 from danlu.core.errors import InputError
 
@@ -17,6 +18,11 @@ class Parallel:
 
     replicate: int = setting(1, "ranks that hold whole copies and share the batch", at_least=1)
     shard: int | Literal["auto"] = setting("auto", "ranks that cut weights and states; auto: the rest", at_least=1)
+    zero: Zero = setting(
+        3,
+        "what is cut over the shard ranks: 1: optimizer states; 2: gradients too; 3: weights too; "
+        "1 and 2 keep whole weights through an update: less traffic, more memory",
+    )
     tensor: Literal[1] = setting(1, "ranks that cut each matrix product")
     pipeline: Literal[1] = setting(1, "ranks that hold successive layers")
     context: Literal[1] = setting(1, "ranks that cut the sequence")

@@ -4,28 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from danlu.compute.traffic import Gather, Reduction
+from danlu.compute.zero import Shards, Zero
 
-def shard(model: nn.Module, blocks: Iterable[nn.Module], *, mesh: DeviceMesh) -> None:
+
+def shard(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    *,
+    mesh: DeviceMesh,
+    weights: torch.dtype,
+    zero: Zero = 3,
+) -> Shards:
     """Each block, and what is left of the model, is gathered when it runs and its gradient summed when it has run.
 
-    Gradients are SUMMED over ranks, never averaged: the loss is already divided by the whole batch's count. gloo has
-    no premultiplied or averaging reduction, so the plain sum is forced.
+    mesh: (replicate, shard); weights: what they will be stored in; zero: how long what is gathered stays, see `zero`.
+    Gradients are reduced in at least fp32, whatever weights and products are. They are SUMMED over ranks, never
+    averaged: the loss is already divided by the whole batch's count. gloo has no premultiplied or averaging
+    reduction, so the plain sum is forced.
     """
-    for block in blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+    groups = [*blocks, model]
+    within = mesh["shard"] if mesh.size(0) == 1 else mesh  # one replica has nothing to sum with others
+    precision = MixedPrecisionPolicy(reduce_dtype=torch.promote_types(weights, torch.float32))
+    for group in groups:
+        # None: again gathered for the backward, but for the model's own weights, which are needed at once.
+        fully_shard(group, mesh=within, mp_policy=precision, reshard_after_forward=None if zero == 3 else False)
+    sharded = [cast(FSDPModule, group) for group in groups]
+    for module in sharded:
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    reduction = _beside(sharded) if mesh.device_type == "cpu" and mesh.size(1) > 1 else None
+    return Shards(model, zero=zero, replicate=mesh.size(0), reduction=reduction)
+
+
+def _beside(groups: Sequence[FSDPModule]) -> Reduction:
+    """Collectives run beside the computation: each block's gather beside the block before it."""
+    gather, reduction = Gather(), Reduction()
+    for group in groups:
+        group.set_custom_all_gather(gather)
+        group.set_custom_reduce_scatter(reduction)
+    blocks = groups[:-1]
+    for group, following in zip((groups[-1], *blocks), blocks):
+        group.set_modules_to_forward_prefetch([following])
+    return reduction
 
 
 def materialise(model: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
