@@ -48,6 +48,10 @@ class RunFolder:
         return self.root / "loss.png"
 
     @property
+    def profile(self) -> Path:
+        return self.root / "profile"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

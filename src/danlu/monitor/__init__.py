@@ -18,6 +18,7 @@ history      the points of the whole run, and trainer_state.json
 sinks        what is told to the outside, through queues that keep it away from the step
 console      a live display, or plain lines
 tensorboard  event files
+profile      a trace of some updates for Perfetto, and a page of text
 plot         loss.png, and the curve as text
 environment  environment.json, without secrets
 """

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from danlu.core.config import setting
 from danlu.core.errors import InputError
 from danlu.monitor.layers import Layers
+from danlu.monitor.profile import Profile
 from danlu.monitor.spikes import Spikes
 
 
@@ -21,7 +22,7 @@ class Monitor:
     tensorboard: bool = setting(True, "write TensorBoard event files into tensorboard/")
     curve: bool = setting(True, "draw loss.png at each evaluation and at the end")
     wandb: bool = setting(False, "Weights & Biases; not built yet")
-    profile: str | None = setting(None, "a trace of some steps; not built yet")
+    profile: Profile | None = setting(None, "trace some updates, for Perfetto and as a page of text; null: none")
     max_unsound_steps: int = setting(
         10, "updates in a row skipped for a loss or gradient that is not finite, after which the run stops", at_least=1
     )
@@ -47,6 +48,5 @@ class Monitor:
     )
 
     def __post_init__(self) -> None:
-        if self.wandb or self.profile is not None:
-            key = "monitor.wandb" if self.wandb else "monitor.profile"
-            raise InputError(f"{key} is not built yet; leave it out (monitor.tensorboard is there).")
+        if self.wandb:
+            raise InputError("monitor.wandb is not built yet; leave it out (monitor.tensorboard is there).")

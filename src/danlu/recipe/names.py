@@ -343,7 +343,11 @@ NAMES: dict[str, str] = {
     "use_wandb": f"monitor.wandb {LATER}",
     "wandb_log": f"monitor.wandb {LATER}",
     "wandb_project": f"monitor.wandb {LATER}",
-    "enable_profiling": f"monitor.profile {LATER}",
+    "enable_profiling": "monitor.profile",
+    "profile_freq": "monitor.profile.from_step",
+    "use_pytorch_profiler": "monitor.profile",
+    "profile_step_start": "monitor.profile.from_step",
+    "profiler_steps": "monitor.profile.steps",
     "plot_loss": "monitor.curve",
     "do_train": "the verb danlu train",
     "do_eval": "evaluate.eval_steps",
@@ -374,7 +378,6 @@ PLANNED: dict[str, Planned] = {
         values=frozenset({"int8", "int4", "nf4"}), built=("fp32", "bf16", "fp16", "fp8", "auto")
     ),
     "model.vision": Planned(advice="the families read text"),
-    "monitor.profile": Planned(built=("null",)),
     "monitor.wandb": Planned(values=frozenset({"true", "True", "TRUE"}), built=("false",)),
     "objective.kind": Planned(
         values=frozenset({"masked", "preference", "dpo", "kto", "orpo", "reward", "policy", "ppo", "grpo", "distill"}),

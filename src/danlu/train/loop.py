@@ -7,7 +7,7 @@ import secrets
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -29,6 +29,7 @@ from danlu.core.world import World
 from danlu.eval.perplexity import Stopping
 from danlu.monitor.causes import Likely, remedy
 from danlu.monitor.layers import GRADIENT, WEIGHT
+from danlu.monitor.profile import Tracer
 from danlu.monitor.spikes import Trouble
 from danlu.monitor.watch import Guard, Watch
 from danlu.recipe import yaml
@@ -42,6 +43,7 @@ from danlu.train.run import Run
 from danlu.train.signals import Told, listening
 from danlu.train.state import restore, snapshot
 from danlu.train.step import step
+from danlu.train.trial import explained, proven
 
 LOST = "another rank failed, ended or does not answer; its own message says why"
 BEREFT_SECONDS = 3.0  # after losing a rank: time for its message and its end to come first
@@ -88,15 +90,17 @@ def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, re
             return folder
         materials = gather(opened.recipe, world=world, device=device, announce=logger.info)
         same_data(materials, folder, found)
+        materials = proven(materials, announce=logger.info)
         torch.manual_seed(worlds.stream(recipe.seed, "torch", world.rank))  # nothing of ours draws from it; others may
-        run = build(materials)
-        if found is not None:
-            restore(run, found)
-        if world.first:
-            yaml.save(materials.recipe, folder.recipe)
-        if found is None:
-            rehearse(run, materials, folder)
-        Loop(run, materials, folder, told, found, ended=ended).go()
+        with explained(materials):
+            run = build(materials)
+            if found is not None:
+                restore(run, found)
+            if world.first:
+                yaml.save(materials.recipe, folder.recipe)
+            if found is None:
+                rehearse(run, materials, folder)
+            Loop(run, materials, folder, told, found, ended=ended).go()
     return folder
 
 
@@ -164,6 +168,10 @@ class Loop:
         for record in self.rollbacks:  # a run killed just then may not have said so
             self.watch.remember(record)
         run.look = self._look
+        profile = recipe.monitor.profile
+        self.tracer = (
+            None if profile is None else Tracer(profile, folder.profile, world.rank, materials.device, logger.info)
+        )
 
     def go(self) -> None:
         """Update after update, to the end."""
@@ -192,6 +200,8 @@ class Loop:
             self.watch.event("stopped", cause=LOST if lost else str(cause) or type(cause).__name__)
             raise
         finally:
+            if self.tracer is not None:
+                self.tracer.close()
             self.run.source.close()
             self.watch.close()
 
@@ -228,12 +238,18 @@ class Loop:
         """One update; gives what the ranks agree is to follow."""
         run = self.run
         self.at, run.limits = run.source.state(), self.watch.health.limits
-        report = step(run, run.source.take(self.materials.micros))
+        with self._traced(run.step + 1):
+            report = step(run, run.source.take(self.materials.micros))
         if not report.sound:  # whichever rank met it, its samples are to be known
             report = replace(report, samples=worlds.together(run.compute.world, report.samples))
         signal = self.watch(replace(report, data_seconds=run.source.waited))
         self._settle(self.saver.ready())
+        if self.saver.unprepared:  # the first update has made the moments: it is known how much there is to save
+            self.saver.reserve(snapshot(run, facts={}, metric=None))
         return self._agreed(signal)
+
+    def _traced(self, update: int) -> AbstractContextManager[None]:
+        return nullcontext() if self.tracer is None else self.tracer.update(update, lambda: self.run.source.waited)
 
     def _agreed(self, signal: Signal) -> Signal:
         """The gravest that any rank says; one that was told to stop says LEAVE."""
