@@ -7,5 +7,10 @@ rounding    weights and moments in bf16, moved in fp32 and rounded stochasticall
 ledger      where the bytes are: a forecast by closed formulas
 tracker     the bytes that tensors really held
 recompute   activations that are computed again instead of kept
+shortage    memory has run out: how that is known, and what is said of it
+offload     what is kept elsewhere than on the device
+places      where that lies: the host's memory, or a file on a disk
+states      optimiser states that are away between updates
+activations what autograd keeps, waiting on the host for its backward
 layer       the object that a step uses: fetch, policy, settle
 """

@@ -6,6 +6,7 @@ clip       gradients within bounds: their common norm, then each number
 average    the moving average of the weights
 common     what every optimiser is told, and what it says of the state that it keeps
 own        what moves weights: this rank's rows of each with their state, and sums over the rows of other ranks
+states     where an optimiser's states are between updates
 sharing    whole matrices, a rank's share of them each
 adamw      AdamW, by torch's fused kernel
 adamw8bit  AdamW with moments of 8 bits

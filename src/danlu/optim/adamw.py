@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from danlu.optim.own import Moving, Own
 class AdamW(Common):
     """w <- w - rate * (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay * w)."""
 
+    elementwise: ClassVar[bool] = True
     kind: Literal["adamw"] = "adamw"
     betas: tuple[float, float] = setting((0.9, 0.95), "decay of the first and second moment", at_least=0, below=1)
     eps: float = setting(1e-8, "added to the root of the second moment", above=0)

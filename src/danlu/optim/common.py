@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -37,8 +37,12 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Common(ABC):
-    """What all optimisers share."""
+    """What all optimisers share.
 
+    elementwise: each number of a weight moves by itself, whatever its shape, so that a weight may be moved in slices.
+    """
+
+    elementwise: ClassVar[bool] = False
     kind: str = ""
     learning_rate: float = setting(1e-3, "peak learning rate", at_least=0)
     weight_decay: float = setting(0.1, "decoupled decay; not on norms, biases and other 1-D weights", at_least=0)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
-import torch
 from torch import Tensor, nn
 
 from danlu.optim.average import KIND, Averages
@@ -12,8 +11,7 @@ from danlu.optim.clip import clip
 from danlu.optim.common import Common, Kept, at_least_fp32
 from danlu.optim.groups import split
 from danlu.optim.own import laid
-
-Carry = Callable[[torch.optim.Optimizer, int], None]
+from danlu.optim.states import Beside, Carry, States, whole
 
 
 class OptimLayer:
@@ -21,7 +19,7 @@ class OptimLayer:
 
     The rate is a pure function of the update's number, set before each update. State is given out and taken in by
     parameter name, never by position, so that a moment can only land on its own weight. carry: how an update is
-    carried out by torch's optimiser, given its number, where that is not simply its step.
+    carried out by torch's optimiser, where that is not simply its step. states: where they are between updates.
     """
 
     def __init__(
@@ -39,7 +37,8 @@ class OptimLayer:
         self.names = {p: name for group in self.groups for name, p in group.parameters.items()}
         self.roles = {name: group.role for group in self.groups for name in group.parameters}
         self.torch = settings.over(self.groups)
-        self.carry = carry
+        self.carry = carry or whole
+        self.states: States = Beside(self.torch, self.carry)
         self.weights = {name: parameter for parameter, name in self.names.items()}
         self.averages = Averages(settings.average, self.weights) if settings.average else None
 
@@ -58,10 +57,7 @@ class OptimLayer:
         share = self.settings.schedule.share(update, self.total)
         for group in self.torch.param_groups:
             group["lr"] = group["peak"] * share
-        if self.carry is None:
-            self.torch.step()
-        else:
-            self.carry(self.torch, update)
+        self.states.step(update)
         if self.averages is not None:
             self.averages.follow(update)
 
@@ -74,7 +70,7 @@ class OptimLayer:
         return {
             f"{kind}/{name}": value
             for parameter, name in self.names.items()
-            for kind, value in self.torch.state.get(parameter, {}).items()
+            for kind, value in self.states.state(parameter).items()
         } | (self.averages.state() if self.averages is not None else {})
 
     def kept(self, name: str) -> dict[str, Kept]:
@@ -90,10 +86,14 @@ class OptimLayer:
         weight has is an error.
         """
         parts = [(key, *key.split("/", 1)) for key in state]
-        placed = {key: laid(state[key], self.kept(name)[kind], self.weights[name]) for key, kind, name in parts}
-        self.torch.state.clear()
+        forms = {key: self.kept(name)[kind] for key, kind, name in parts}
+        averages: dict[str, Tensor] = {}
+        self.states.clear()
         for key, kind, name in parts:
-            if kind != KIND:
-                self.torch.state[self.weights[name]][kind] = placed[key]
+            placed = laid(state[key], forms[key], self.weights[name])
+            if kind == KIND:
+                averages[key] = placed
+            else:
+                self.states.restore(self.weights[name], kind, placed)
         if self.averages is not None:
-            self.averages.restore(placed)
+            self.averages.restore(averages)

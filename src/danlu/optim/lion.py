@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -21,6 +21,7 @@ from danlu.optim.own import Moving, Own, portions
 class Lion(Common):
     """w <- w - rate * (sign(b1 m + (1 - b1) g) + weight_decay * w); m <- b2 m + (1 - b2) g."""
 
+    elementwise: ClassVar[bool] = True
     kind: Literal["lion"] = "lion"
     learning_rate: float = setting(1e-4, "peak learning rate: 3 to 10 times smaller than AdamW's", at_least=0)
     weight_decay: float = setting(1.0, "decoupled decay; not on norms, biases and other 1-D weights", at_least=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.optim.sgd import sgd
@@ -19,6 +19,7 @@ from danlu.optim.own import Moving, Own
 class Sgd(Common):
     """d = g + weight_decay * w; m <- momentum * m + d; w <- w - rate * (nesterov ? d + momentum * m : m)."""
 
+    elementwise: ClassVar[bool] = True
     kind: Literal["sgd"] = "sgd"
     learning_rate: float = setting(0.1, "peak learning rate", at_least=0)
     weight_decay: float = setting(

@@ -1,0 +1,80 @@
+"""What is kept elsewhere than on the device: which parts, where, and what of it makes no sense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+
+from danlu.memory.places import File, Host, Place
+
+Part = Literal["weights", "gradients", "optimizer", "activations"]
+TOGETHER = ("weights", "gradients", "optimizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """What leaves the device on this machine, and a sentence for each thing that was asked for and is not done.
+
+    weights      they, their gradients and their optimizer states are on the host, and are updated there
+    states       where optimizer states lie between updates: as the weights do, in the host's memory, or in a file
+    activations  what the backward needs waits on the host
+    """
+
+    weights: bool = False
+    states: Literal["beside", "host", "file"] = "beside"
+    activations: bool = False
+    folder: Path | None = None
+    said: tuple[str, ...] = ()
+
+    def policy(self) -> OffloadPolicy:
+        """Where FSDP2 keeps what it cuts."""
+        return CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self.weights else OffloadPolicy()
+
+    def place(self) -> Place | None:
+        """Where optimizer states lie between updates; None: beside their weights."""
+        if self.states == "file":
+            assert self.folder is not None
+            return File(self.folder)
+        return Host(pin=True) if self.states == "host" else None
+
+
+def choose(parts: Sequence[Part], folder: str | None, device: torch.device) -> Offload:
+    """What these parts come to on this device. Raises InputError where the folder cannot be written."""
+    where = Path(folder) if folder is not None and "optimizer" in parts else None
+    if where is not None:
+        File(where)  # made and gone again: what it refuses is refused now
+    if device.type == "cuda":
+        weights = "weights" in parts
+        elsewhere: Literal["beside", "host"] = "host" if "optimizer" in parts and not weights else "beside"
+        return Offload(
+            weights=weights,
+            states="file" if where else elsewhere,
+            activations="activations" in parts,
+            folder=where,
+        )
+    idle = [part for part in dict.fromkeys(parts) if part != "optimizer" or where is None]
+    said = (
+        f"memory.offload: on this {device.type} {' and '.join(idle)} are in the host's memory already: nothing is moved"
+    )
+    return Offload(states="file" if where else "beside", folder=where, said=(said,) if idle else ())
+
+
+def mistakes(parts: Sequence[str], folder: str | None) -> Iterator[tuple[str, str]]:
+    """What is wrong with the settings on any device: field, and what would do."""
+    missing = [part for part in TOGETHER if part not in parts]
+    if missing and ("weights" in parts or "gradients" in parts):
+        yield (
+            "memory.offload",
+            f"weights and gradients leave the device together, and their optimizer states with them; add "
+            f"{' and '.join(missing)}, or keep only optimizer and activations",
+        )
+    if folder is not None and "optimizer" not in parts:
+        yield (
+            "memory.offload_folder",
+            "is for optimizer states, which stay where they are; add optimizer to memory.offload, or set it to null",
+        )

@@ -1,0 +1,156 @@
+"""States that are away: every update has the bits that it has with all states in place, and the memory is gone."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from danlu.core.errors import Unhealthy
+from danlu.memory.places import File, Host, Place
+from danlu.memory.states import StatesAway
+
+SHAPES = [(300, 217), (217,), (3, 7, 5), (1,), (649, 33), (0, 4)]
+BUCKET = 2**14
+
+Make = Callable[[Sequence[dict[str, object]]], torch.optim.Optimizer]
+KINDS: dict[str, Make] = {
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=1e-2, fused=True),
+    "amsgrad": lambda groups: torch.optim.AdamW(groups, lr=1e-2, amsgrad=True),
+    "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-2, momentum=0.9),
+    "adafactor": lambda groups: torch.optim.Adafactor(groups, lr=1e-2),
+}
+
+
+def weights() -> list[nn.Parameter]:
+    torch.manual_seed(3)
+    return [nn.Parameter(torch.randn(*shape)) for shape in SHAPES]
+
+
+def groups(made: list[nn.Parameter]) -> list[dict[str, object]]:
+    return [{"params": made[:2], "weight_decay": 0.1}, {"params": made[2:], "weight_decay": 0.0}]
+
+
+def give_gradients(update: int, *models: list[nn.Parameter], empty: bool = True) -> None:
+    """The same to each; the first two updates leave vectors out. empty: whether weights without numbers get one."""
+    torch.manual_seed(update)
+    for alike in zip(*models):
+        gradient = torch.randn_like(alike[0])
+        for weight in alike:
+            without = (update < 3 and weight.dim() == 1) or not (empty or weight.numel())
+            weight.grad = None if without else gradient.clone()
+
+
+def place(kind: str, folder: Path) -> Place:
+    return File(folder) if kind == "file" else Host(pin=False)
+
+
+def away(optimizer: torch.optim.Optimizer, where: Place, *, elementwise: bool = False) -> StatesAway:
+    return StatesAway(optimizer, where, elementwise=elementwise, move=lambda made, update: made.step(), bucket=BUCKET)
+
+
+@pytest.mark.parametrize("where", ["file", "host"])
+@pytest.mark.parametrize(
+    ("kind", "elementwise"),
+    [("adamw", True), ("adamw", False), ("amsgrad", True), ("rmsprop", True), ("adafactor", False)],
+)
+def test_updates_have_the_bits_of_states_in_place(tmp_path: Path, kind: str, elementwise: bool, where: str) -> None:
+    plain, moved = weights(), weights()
+    reference, optimizer = KINDS[kind](groups(plain)), KINDS[kind](groups(moved))
+    states = away(optimizer, place(where, tmp_path), elementwise=elementwise)
+    cut = [piece for bucket in states.buckets for piece in bucket]
+    assert len(states.buckets) >= 3 and (len(cut) > len(SHAPES)) == elementwise
+    for update in range(1, 7):
+        give_gradients(update, plain, moved, empty=kind != "adafactor")  # torch's divides by their number
+        reference.step()
+        states.step(update)
+        assert not optimizer.state, "states have stayed in memory"
+        for one, other in zip(plain, moved):
+            assert torch.equal(one, other)
+            there, here = reference.state.get(one, {}), states.state(other)
+            assert there.keys() == here.keys()
+            assert all(torch.equal(there[key], here[key]) and there[key].shape == here[key].shape for key in there)
+    assert [group["params"] for group in optimizer.param_groups] == [moved[:2], moved[2:]]
+
+
+@pytest.mark.parametrize("where", ["file", "host"])
+def test_states_are_given_back_as_they_were(tmp_path: Path, where: str) -> None:
+    plain, moved = weights(), weights()
+    reference, optimizer = KINDS["adamw"](groups(plain)), KINDS["adamw"](groups(moved))
+    states = away(optimizer, place(where, tmp_path), elementwise=True)
+    for update in range(1, 7):
+        give_gradients(update, plain, moved)
+        reference.step()
+        if update == 3:  # as another run would go on: from copies of the states
+            kept = {weight: {kind: value.clone() for kind, value in states.state(weight).items()} for weight in moved}
+            states.clear()
+            assert not any(states.state(weight) for weight in moved)
+            for weight, values in kept.items():
+                for kind, value in values.items():
+                    states.restore(weight, kind, value)
+        states.step(update)
+    assert all(torch.equal(one, other) for one, other in zip(plain, moved))
+
+
+def test_what_was_given_out_stays_while_updates_follow(tmp_path: Path) -> None:
+    made = weights()
+    file = File(tmp_path)
+    states = away(KINDS["adamw"](groups(made)), file, elementwise=True)
+    for update in (3, 4):
+        give_gradients(update, made)
+        states.step(update)
+    held = [states.state(weight) for weight in made]
+    copies = [{kind: value.clone() for kind, value in kept.items()} for kept in held]
+    for update in (5, 6):
+        give_gradients(update, made)
+        states.step(update)
+    assert all(torch.equal(kept[kind], copy[kind]) for kept, copy in zip(held, copies) for kind in copy)
+    end = file._end
+    del held
+    gc.collect()
+    for update in (7, 8):
+        give_gradients(update, made)
+        states.step(update)
+    assert file._end == end, "rooms that nobody looks at are used again"
+
+
+def test_a_failed_write_ends_the_next_update_or_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = weights()
+    file = File(tmp_path)
+    states = away(KINDS["adamw"](groups(made)), file)
+    give_gradients(3, made)
+    states.step(3)
+    states.settle()
+
+    def fail(*_: object) -> None:
+        raise file._failure(OSError(28, "No space left on device"))
+
+    monkeypatch.setattr(file, "write", fail)
+    give_gradients(4, made)
+    with pytest.raises(Unhealthy, match="is full"):
+        states.step(4)
+        states.state(made[0])
+    # Nothing waits for what will never come: a process that fails can end.
+    ended = threading.Thread(target=lambda: (states._reader.shutdown(), states._writer.shutdown()), daemon=True)
+    ended.start()
+    ended.join(20)
+    assert not ended.is_alive()
+
+
+def test_weights_are_bucketed_in_order_and_wholly(tmp_path: Path) -> None:
+    made = weights()
+    for elementwise in (True, False):
+        states = away(KINDS["adamw"](groups(made)), Host(pin=False), elementwise=elementwise)
+        pieces = [piece for bucket in states.buckets for piece in bucket]
+        for weight in made:
+            spans = [(piece.start, piece.stop) for piece in pieces if piece.weight is weight]
+            assert spans[0][0] == 0 and spans[-1][1] == weight.numel()
+            assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
+        if elementwise:
+            assert all(sum(piece.stop - piece.start for piece in bucket) <= BUCKET for bucket in states.buckets)
