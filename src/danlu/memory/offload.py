@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,9 +11,7 @@ import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from danlu.memory.places import File, Host, Place
-
-Part = Literal["weights", "gradients", "optimizer", "activations"]
-TOGETHER = ("weights", "gradients", "optimizer")
+from danlu.memory.plan import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +60,3 @@ def choose(parts: Sequence[Part], folder: str | None, device: torch.device) -> O
         f"memory.offload: on this {device.type} {' and '.join(idle)} are in the host's memory already: nothing is moved"
     )
     return Offload(states="file" if where else "beside", folder=where, said=(said,) if idle else ())
-
-
-def mistakes(parts: Sequence[str], folder: str | None) -> Iterator[tuple[str, str]]:
-    """What is wrong with the settings on any device: field, and what would do."""
-    missing = [part for part in TOGETHER if part not in parts]
-    if missing and ("weights" in parts or "gradients" in parts):
-        yield (
-            "memory.offload",
-            f"weights and gradients leave the device together, and their optimizer states with them; add "
-            f"{' and '.join(missing)}, or keep only optimizer and activations",
-        )
-    if folder is not None and "optimizer" not in parts:
-        yield (
-            "memory.offload_folder",
-            "is for optimizer states, which stay where they are; add optimizer to memory.offload, or set it to null",
-        )

@@ -17,6 +17,7 @@ from danlu.core.schema import At, Check, Unknown
 from danlu.data.sizes import Ramp, sizes
 from danlu.data.source import Corpus
 from danlu.eval.perplexity import Evaluate
+from danlu.memory import plan
 from danlu.memory.plan import Memory
 from danlu.models.families import Pretrained
 from danlu.models.families.gpt2 import Gpt2
@@ -122,7 +123,7 @@ def resumes(old: Recipe, new: Recipe) -> tuple[list[Difference], list[Difference
             "data.workers",
             "data.prefetch",
         )
-        free = free or path.startswith("memory.recompute")  # the same bits in less memory
+        free = free or path.startswith(("memory.recompute", "memory.offload"))  # the same mathematics in less memory
         longer = path in DURATIONS and before is not None and after is not None and after > before
         moved = place in ("data.train", "data.tokenizer") or (
             place == "data.validation" and not _is_share(before, after)
@@ -249,6 +250,10 @@ def _held_out(at: At) -> Iterator[tuple[str, str]]:
             yield "evaluate.early_stopping", nothing
 
 
+def _offload(at: At) -> Iterator[tuple[str, str]]:
+    yield from plan.mistakes(at("memory.offload"), at("memory.offload_folder"))
+
+
 def _vocabulary(at: At) -> Iterator[tuple[str, str]]:
     size = at("model.vocab_size")
     if at("data.tokenizer") == "byte" and size != "auto" and size < BYTE_TOKENS:
@@ -266,6 +271,7 @@ CHECKS: tuple[Check, ...] = (
     _sources,
     _held_out,
     _vocabulary,
+    _offload,
 )
 
 

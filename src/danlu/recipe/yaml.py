@@ -16,6 +16,7 @@ from danlu.recipe.shelf import SHIPPED, find
 NO_WORDS: frozenset[str] = frozenset()
 PATHS = {
     "folder": NO_WORDS,
+    "memory.offload_folder": NO_WORDS,
     "model.from": NO_WORDS,
     "data.tokenizer": frozenset({"byte"}),
     "data.train.*": NO_WORDS,

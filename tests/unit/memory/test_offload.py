@@ -9,8 +9,9 @@ import torch
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from danlu.core.errors import InputError
-from danlu.memory.offload import Offload, choose, mistakes
+from danlu.memory.offload import Offload, choose
 from danlu.memory.places import File, Host
+from danlu.memory.plan import mistakes
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -172,7 +172,16 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
             "memory.precision: int8 is not built yet; fp32 and bf16 and fp16 and fp8 and auto are",
         ),
         (["memory.recompute=full"], "memory.recompute: full is not built yet; none is"),
-        (["memory.offload=[optimizer]"], "memory.offload: not built yet; [] is"),
+        (
+            ["memory.offload=[weights]"],
+            "memory.offload: weights and gradients leave the device together, and their optimizer states with them; "
+            "add gradients and optimizer, or keep only optimizer and activations",
+        ),
+        (
+            ["memory.offload_folder=x"],
+            "memory.offload_folder: is for optimizer states, which stay where they are; add optimizer to "
+            "memory.offload, or set it to null",
+        ),
         (["parallel.tensor=2"], "parallel.tensor: 2 is not built yet; 1 is"),
         (["parallel.pipeline=2"], "parallel.pipeline: 2 is not built yet; 1 is"),
         (["parallel.context=2"], "parallel.context: 2 is not built yet; 1 is"),
@@ -197,7 +206,8 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
         ),
         (
             ["zero_optimization={offload_optimizer: {device: cpu}}"],
-            "zero_optimization.offload_optimizer: unknown key; here it is memory.offload (not built yet)",
+            "zero_optimization.offload_optimizer: unknown key; here it is memory.offload: [optimizer] "
+            "(and memory.offload_folder for a disk)",
         ),
         (["model.hidden-size=64"], "model.hidden-size: unknown key; did you mean model.hidden_size?"),
         (["model.n_layer=2"], "model.n_layer: unknown key; of kind: llama it is model.num_hidden_layers"),
@@ -262,10 +272,14 @@ def test_a_resumed_run_may_change_its_layout_and_grow_but_not_its_mathematics() 
         ("data.workers", 0),
         ("data.train", ["moved.txt"]),
         ("data.tokenizer", "moved.json"),
+        ("memory.offload", ["optimizer"]),
+        ("memory.offload_folder", "/disk"),
     ):
         free = changed(free, path, value)
     allowed, refused = resumes(old, free)
-    assert not refused and len(allowed) == 9
+    assert not refused and len(allowed) == 11
+    back = resumes(free, old)
+    assert {path for path, _, _ in back[0]} >= {"memory.offload", "memory.offload_folder"}
     listed = changed(old, "data.validation", ["held.txt"])
     assert resumes(listed, changed(old, "data.validation", ["moved.txt", "and.txt"]))[1] == []
     assert resumes(listed, old)[1] == [("data.validation", ["held.txt"], old.data.validation)]
