@@ -104,6 +104,7 @@ def _meet(function: Callable[..., Any], arguments: tuple[Any, ...], world: Any, 
 
     import torch
     import torch.distributed as dist
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     dtype = torch.get_default_dtype()
     if world.size > 1:
@@ -117,3 +118,5 @@ def _meet(function: Callable[..., Any], arguments: tuple[Any, ...], world: Any, 
         torch.set_default_dtype(dtype)
         if dist.is_initialized():
             dist.destroy_process_group()
+            # What torch remembers of DTensors holds meshes that are equal to the next ones, but of groups that are gone.
+            _clear_sharding_prop_cache()

@@ -66,15 +66,6 @@ def test_every_rank_reads_its_own_rows_and_together_all(one: Curve, recipe: str,
         assert halves[0].samples[update] + halves[1].samples[update] == one.samples[update]
 
 
-@pytest.mark.parametrize(("saved_on", "resumed_on"), [(1, 1), (2, 2), (2, 1), (1, 2)])
-def test_resume_at_half(one: Curve, recipe: str, ranks: Ranks, tmp_path: Path, saved_on: int, resumed_on: int) -> None:
-    plan = ["batch.micro_batch_size=2"]
-    ranks.run(curve, recipe, plan, 0, str(tmp_path), size=saved_on)
-    for made in ranks.run(curve, recipe, plan, 2, str(tmp_path), size=resumed_on):
-        rest = Curve(one.losses[2:], one.norms[2:], one.weights[2:], one.samples[2:], one.end)
-        assert rest.distance(made) <= EXACT
-
-
 def test_resume_on_the_same_layout_is_equal_to_the_bit(recipe: str, ranks: Ranks, tmp_path: Path) -> None:
     plan = ["batch.micro_batch_size=2", "memory.precision=fp32"]
     whole = ranks.run(curve, recipe, plan, 0, str(tmp_path), size=2)

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from danlu.checkpoint.threads import in_shares
 PIECE = 8 << 20  # bytes that are copied or touched at once
 PAGE = 4096
 
-Bytes = npt.NDArray[np.uint8]
+Wanted = tuple[torch.Size, torch.dtype, bool]  # shape, type, whether it is copied from an accelerator
 
 
 class Copies:
@@ -28,26 +27,33 @@ class Copies:
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
-        self._toucher: threading.Thread | None = None
+        self._reserving: threading.Thread | None = None
         self._enough = threading.Event()
 
-    def reserve(self, tensors: Mapping[str, Tensor]) -> None:
-        """There is room for tensors like these, or will be soon."""
-        rooms = self._rooms(tensors)
-        views = [view_bytes(room) for room in rooms.values() if not room.is_pinned()]
+    @property
+    def reserved(self) -> bool:
+        """Whether there is room, or will soon be."""
+        return bool(self._kept) or self._reserving is not None
 
-        def touch() -> None:
-            for piece in _cut(views):
+    def reserve(self, tensors: Mapping[str, Tensor]) -> None:
+        """There will soon be room for tensors like these."""
+        self._settle()
+        wanted = _wanted(tensors)
+
+        def work() -> None:
+            rooms = self._make(wanted)
+            for piece in _cut(view_bytes(room) for name, room in rooms.items() if not wanted[name][2]):
                 if self._enough.is_set():
                     return
                 np.frombuffer(piece, np.uint8)[::PAGE] = 0
 
-        self._toucher = threading.Thread(target=touch, name="danlu room", daemon=True)
-        self._toucher.start()
+        self._reserving = threading.Thread(target=work, name="danlu room", daemon=True)
+        self._reserving.start()
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copies of the tensors, in the place of those that were given before."""
-        rooms = self._rooms(tensors)
+        self._settle()
+        rooms = self._make(_wanted(tensors))
         plain: list[tuple[memoryview, memoryview]] = []
         for name, tensor in tensors.items():
             if tensor.is_cpu and tensor.is_contiguous():
@@ -62,21 +68,27 @@ class Copies:
             torch.cuda.synchronize()
         return rooms
 
-    def _rooms(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Room for each tensor, the old one where it fits; nobody touches it any more."""
-        if self._toucher is not None:
+    def _settle(self) -> None:
+        """Nobody makes or touches room any more."""
+        if self._reserving is not None:
             self._enough.set()
-            self._toucher.join()
-            self._toucher = None
+            self._reserving.join()
+            self._reserving = None
             self._enough.clear()
-        pin = torch.cuda.is_available()
+
+    def _make(self, wanted: Mapping[str, Wanted]) -> dict[str, Tensor]:
+        """Room for each, the old one where it fits."""
         kept, self._kept = self._kept, {}
-        for name, tensor in tensors.items():
+        for name, (shape, dtype, pinned) in wanted.items():
             room = kept.pop(name, None)
-            if room is None or room.shape != tensor.shape or room.dtype != tensor.dtype:
-                room = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pin and tensor.is_cuda)
+            if room is None or room.shape != shape or room.dtype != dtype:
+                room = torch.empty(shape, dtype=dtype, pin_memory=pinned)
             self._kept[name] = room
         return dict(self._kept)
+
+
+def _wanted(tensors: Mapping[str, Tensor]) -> dict[str, Wanted]:
+    return {name: (tensor.shape, tensor.dtype, tensor.is_cuda) for name, tensor in tensors.items()}
 
 
 def _cut(views: Iterable[memoryview]) -> Iterator[memoryview]:

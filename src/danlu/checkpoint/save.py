@@ -112,11 +112,14 @@ class Saver:
         self._thread.start()
         return done
 
-    def reserve(self, snapshot: Snapshot) -> None:
-        """Room for copies of such tensors is made beside training, so that the first save stalls no longer than others.
+    @property
+    def unprepared(self) -> bool:
+        """Whether ``reserve`` would be of use: this saver copies, and has no room for it yet."""
+        return self.settings.asynchronous and not self._copies.reserved
 
-        Call it when no save is in flight."""
-        if self.settings.asynchronous:
+    def reserve(self, snapshot: Snapshot) -> None:
+        """Room for copies of such tensors is made beside training: the first save will stall no longer than others."""
+        if self._thread is None:
             self._copies.reserve(_tensors(snapshot))
 
     def finish(self) -> list[Outcome]:
