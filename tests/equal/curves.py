@@ -47,7 +47,7 @@ class Curve:
         pairs = [(self.losses, other.losses), (self.norms, other.norms), (self.weights, other.weights)]
         pairs += [(self.end[name], other.end[name]) for name in self.end]
         assert self.end.keys() == other.end.keys()
-        return max(_apart(np.asarray(a), np.asarray(b)) for a, b in pairs)
+        return float(np.max([_apart(np.asarray(a), np.asarray(b)) for a, b in pairs]))  # NaN where any is
 
 
 def write_recipe(folder: Path) -> Path:
@@ -128,7 +128,7 @@ def _come_back(run: Run, folder: Path) -> None:
 
 def _whole(parameter: torch.Tensor) -> np.ndarray:
     tensor = parameter.detach()
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).numpy().copy()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).double().numpy().copy()
 
 
 def _apart(a: np.ndarray, b: np.ndarray) -> float:

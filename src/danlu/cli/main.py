@@ -33,6 +33,7 @@ LATER = (
     "launch",
 )
 INTERRUPTED = 130  # ended by the keyboard where nothing could be saved, as shells count it
+NOT_DETERMINISTIC = " does not have a deterministic implementation"  # how torch says so
 CLOSED = 141  # whoever read our output went away
 
 EPILOG = """exit codes: 0 done; 1 the run failed; 2 the input is wrong, nothing was started; 3 the run stopped itself
@@ -136,6 +137,9 @@ def _sentence(error: BaseException) -> str:
     said = " ".join([*getattr(error, "__notes__", []), said])
     if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
         return f"out of memory: {said or 'no more was given'}; a smaller batch.micro_batch_size would need less"
+    if NOT_DETERMINISTIC in said:
+        what = said.partition(NOT_DETERMINISTIC)[0]
+        return f"deterministic: true refuses what torch can only do with other bits each time: {what}; leave it out"
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
