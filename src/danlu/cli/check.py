@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from danlu.core.words import duration, size
+
 if TYPE_CHECKING:
     import torch
 
@@ -266,24 +268,6 @@ def seconds(materials: Materials) -> Iterator[str]:
     evaluating = measures * (materials.held.rows if materials.held else 0) * each / rows / 3  # a forward is a third
     whole = materials.total * each + evaluating
     yield f"{materials.total:,} updates and {measures} evaluations: about {duration(whole)}"
-
-
-def size(number: float) -> str:
-    """Bytes, in words."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"
-
-
-def duration(number: float) -> str:
-    """Seconds, in words."""
-    if number < 90:
-        return f"{number:.0f} seconds"
-    if number < 5400:
-        return f"{number / 60:.0f} minutes"
-    return f"{number / 3600:.1f} hours" if number < 48 * 3600 else f"{number / 86400:.1f} days"
 
 
 def _there(path: Path) -> Path:

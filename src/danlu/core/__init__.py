@@ -12,6 +12,7 @@ errors     the failures a user is told of, each with its exit code
 limits     how much memory the process was allotted
 device     kinds of device, dtypes, peak FLOP/s, bytes per second, watts
 world      rank, seeds, process start and end; the only reader of the environment
+words      bytes and seconds, in words
 log        one line per fact, from the right rank
 paths      what a run folder holds, and writing a file whole or not at all
 """

@@ -17,17 +17,21 @@ from torch import nn
 from danlu.compute.layer import ComputeLayer
 from danlu.compute.mesh import Parallel
 from danlu.compute.shard import held, materialise, shard
+from danlu.core.device import backend_for
 from danlu.core.errors import InputError
-from danlu.core.world import World, be_deterministic
+from danlu.core.world import World, alone, be_deterministic, once
 from danlu.data.source import Held, Rows
 from danlu.data.tokenizer import Tokenizer
 from danlu.data.tokenizer import load as load_tokenizer
-from danlu.memory import recompute
+from danlu.memory import offload, recompute
+from danlu.memory.activations import Activations
 from danlu.memory.layer import MemoryLayer
 from danlu.memory.ledger import Case
+from danlu.memory.offload import Offload
 from danlu.memory.precision import Precision, apply, choose, remarks
 from danlu.memory.rounding import Place, Stochastic
 from danlu.memory.scale import Scale
+from danlu.memory.states import StatesAway
 from danlu.models import weights
 from danlu.models.families import Family, Pretrained, check_vocabulary, model_folder
 from danlu.models.roles import roles
@@ -38,6 +42,7 @@ from danlu.optim.layer import OptimLayer
 from danlu.recipe.recipe import Recipe
 from danlu.train import forecast
 from danlu.train.data import open_sets
+from danlu.train.forecast import Sizes
 from danlu.train.run import Run
 
 PROBE = "The quick brown fox, 42 times: 红楼梦."  # a text by which tokenizers are told apart
@@ -50,6 +55,8 @@ class Materials:
     recipe   resolved: no `auto` is left
     total    updates of the whole run
     start    the folder that the weights come from; None: they are drawn
+    sizes    what decides the bytes of an update, for any micro-batch; untried: the micro-batch is a forecast's
+    offload  what is kept elsewhere than on the device
     """
 
     recipe: Recipe
@@ -62,10 +69,17 @@ class Materials:
     rows: Rows
     held: Held | None
     total: int
-    case: Case
+    sizes: Sizes
     data_id: str
     held_id: str = ""
     fallbacks: tuple[str, ...] = ()
+    untried: bool = False
+    offload: Offload = Offload()
+
+    @property
+    def case(self) -> Case:
+        """What decides the bytes of an update on each rank."""
+        return self.sizes(int(self.recipe.batch.micro_batch_size))
 
     @property
     def micros(self) -> int:
@@ -80,13 +94,15 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
         be_deterministic()
     precision = choose(recipe.memory.precision, device, recipe.memory.roles)
     parallel = recipe.parallel.over(world.size)
+    away = offload.choose(recipe.memory.offload, recipe.memory.offload_folder, device)
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     family, start = _family(recipe, tokenizer)
     if start is not None:
         _tell_of_other_ids(start, recipe.data.tokenizer, tokenizer, announce)
     shape = family.shape()
-    sized = forecast.case(recipe, family, precision, parallel, device, share=_share(recipe, parallel))
-    micro = sized.rows
+    share, given = _share(recipe, parallel), recipe.batch.micro_batch_size
+    sizes = forecast.sizes(recipe, family, precision, parallel, device, share=share)
+    micro = once(world, lambda: forecast.fitting(sizes, parallel, device, share=share)) if given == "auto" else given
     data = recipe.data
     cache = Path(recipe.folder) / ".cache"
     sets = open_sets(data, tokenizer, vocab_size=shape.vocab_size, cache=cache, world=world, announce=announce)
@@ -128,10 +144,12 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
         rows=rows,
         held=held,
         total=_updates(recipe, rows),
-        case=sized,
+        sizes=sizes,
+        untried=given == "auto",
         data_id=sets.identity,
         held_id=sets.held,
-        fallbacks=remarks(recipe.memory.precision, precision, device, shape.sides),
+        fallbacks=(*remarks(recipe.memory.precision, precision, device, shape.sides), *away.said),
+        offload=away,
     )
 
 
@@ -149,11 +167,14 @@ def build(materials: Materials) -> Run:
         model = materials.family.build()
     apply(model, materials.precision)
     recompute.apply(model, materials.case.kinds)
-    shards = None
-    if world.size > 1:
+    shards, away = None, materials.offload
+    if away.weights:
+        alone(backend=backend_for(device))
+    if world.size > 1 or away.weights:
         mesh, zero, stored = recipe.parallel.mesh(device.type), recipe.parallel.zero, materials.precision.weights
-        shards = shard(model, model.blocks.values(), mesh=mesh, zero=zero, weights=stored)
-    materialise(model, device=device, dtype=materials.precision.weights)
+        shards = shard(model, model.blocks.values(), mesh=mesh, zero=zero, weights=stored, offload=away.policy())
+    home = torch.device("cpu") if away.weights else device
+    materialise(model, device=home, dtype=materials.precision.weights)
     if materials.start is None:
         fill(model, recipe.seed)
     else:
@@ -161,17 +182,20 @@ def build(materials: Materials) -> Run:
     named = {plain(name): parameter for name, parameter in model.named_parameters()}
     precision = materials.precision
     scale = Scale(recipe.memory.loss_scale) if precision.scaled else None
-    memory = MemoryLayer(device=device, precision=precision, weights=named.values(), scale=scale)
+    kept = Activations(device, named.values()) if away.activations else None
+    memory = MemoryLayer(device=device, precision=precision, weights=named.values(), scale=scale, activations=kept)
+    optim = OptimLayer(
+        recipe.optimizer,
+        named.items(),
+        total=materials.total,
+        roles=roles(model),
+        carry=_rounding(materials, named),
+    )
+    _keep_states(materials, optim)
     return Run(
-        compute=ComputeLayer(model, world=world, device=device, upstream=memory.upstream),
+        compute=ComputeLayer(model, world=world, device=device, upstream=memory.upstream, shards=shards),
         memory=memory,
-        optim=OptimLayer(
-            recipe.optimizer,
-            named.items(),
-            total=materials.total,
-            roles=roles(model),
-            carry=_rounding(materials, named),
-        ),
+        optim=optim,
         objective=recipe.objective,
         source=materials.rows,
         weights=named,
@@ -205,6 +229,19 @@ def _rounding(materials: Materials, named: Mapping[str, nn.Parameter]) -> Stocha
     parts = {name: held(parameter, rank=0) for name, parameter in named.items()}
     places = {named[name]: Place(name, part.shape, part.offset) for name, part in parts.items()}
     return Stochastic(materials.recipe.seed, places)
+
+
+def _keep_states(materials: Materials, optim: OptimLayer) -> None:
+    """The optimiser's states will lie where the recipe wants them, and there is room for them."""
+    place = materials.offload.place()
+    if place is None:
+        return
+    settings, weights = materials.recipe.optimizer, optim.weights.items()
+    bytes_ = [settings.state_bytes(one.shape, dtype=one.dtype, role=optim.roles[name]) for name, one in weights]
+    place.reserve(sum(bytes_) // int(materials.recipe.parallel.shard))
+    # What rounds by a number's place in its weight is not shown slices.
+    sliced = settings.elementwise and not materials.precision.pure
+    optim.states = StatesAway(optim.torch, place, elementwise=sliced, move=optim.carry)
 
 
 def _tell_of_other_ids(start: Path, named: str, tokenizer: Tokenizer, announce: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -17,33 +18,32 @@ from danlu.models.roles import roles
 from danlu.models.stack import plain
 from danlu.recipe.recipe import Recipe
 
+Sizes = Callable[[int], Case]  # rows of a micro-batch -> what decides the bytes of an update
 
-def case(
+
+def sizes(
     recipe: Recipe, family: Family, precision: Precision, parallel: Parallel, device: torch.device, *, share: int
-) -> Case:
-    """What decides the bytes of an update on one rank that has `share` rows of it.
-
-    The recipe's micro-batch, or, where that is auto, the largest that fits in what is free now.
-    """
+) -> Sizes:
+    """What decides the bytes of an update on one rank that has `share` rows of it, for any micro-batch."""
     shape, length = family.shape(), recipe.data.sequence_length
     with torch.device("meta"):
         model = family.build()
     named, role = {plain(name): weight for name, weight in model.named_parameters()}, roles(model)
-    states = {
-        name: recipe.optimizer.states(weight.shape, dtype=precision.weights, role=role[name])
+    kept = [
+        state
         for name, weight in named.items()
-    }
-    kept = [one for some in states.values() for one in some.values()]
+        for state in recipe.optimizer.states(weight.shape, dtype=precision.weights, role=role[name]).values()
+    ]
     shards = int(parallel.shard)
-    sized = Case(
+    whole = Case(
         shape=shape,
         parameters=sum(weight.numel() for weight in named.values()),
         sequence_length=length,
-        rows=1,
-        micros=share,
+        rows=share,
+        micros=1,
         weight=precision.weights.itemsize,
         product=precision.products.itemsize,
-        moments=sum(one.bytes if one.whole else one.bytes // shards for one in kept),
+        moments=sum(state.bytes if state.whole else state.bytes // shards for state in kept),
         path=attention.choose(device, precision.products, length) if recipe.data.packing else None,
         kinds=(),
         shards=shards,
@@ -51,14 +51,16 @@ def case(
     )
 
     def of(rows: int) -> Case:
-        cut = replace(sized, rows=rows, micros=share // rows)
+        cut = replace(whole, rows=rows, micros=share // rows)
         return replace(cut, kinds=choose(recipe.memory.recompute, cut))
 
-    given = recipe.batch.micro_batch_size
-    if given == "auto":
-        free = free_for_one(device, parallel)
-        given = rows_that_fit(lambda rows: forecast(of(rows)).peak, rows=share, free_bytes=int(ROOM * free))
-    return of(given)
+    return of
+
+
+def fitting(of: Sizes, parallel: Parallel, device: torch.device, *, share: int) -> int:
+    """Rows of the largest micro-batch whose forecast fits in what is free now."""
+    free = int(ROOM * free_for_one(device, parallel))
+    return rows_that_fit(lambda rows: forecast(of(rows)).peak, rows=share, free_bytes=free)
 
 
 def free_for_one(device: torch.device, parallel: Parallel) -> int:
