@@ -39,7 +39,8 @@ class Branches(nn.Module):
 def layer(world: World, layout: Layout) -> tuple[Branches, ComputeLayer]:
     model = Branches()
     if world.size > 1:
-        shard(model, model.blocks.values(), mesh=Parallel(replicate=layout[0], shard=layout[1]).mesh("cpu"))
+        mesh = Parallel(replicate=layout[0], shard=layout[1]).mesh("cpu")
+        shard(model, model.blocks.values(), mesh=mesh, weights=torch.float64)
     return model, ComputeLayer(cast(Any, model), world=world, device=torch.device("cpu"))
 
 
