@@ -5,7 +5,7 @@
 
 Each round runs every command once in each cell (vocab:seq:dtype), so that a machine whose speed drifts drifts for all.
 The first command is compared with each other one, round by round; the interval is that of the median, by the signs of
-the ratios (binomial, at least 90 %).
+the ratios (binomial, at least 90 %). A command may begin with an interpreter of its own: "/tmp/litgpt/bin/python bench/…".
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ parser.add_argument("commands", nargs="+", help="scripts, each with its own opti
 def once(command: str, cell: str, steps: int) -> dict:
     """The RESULT line of one command in one cell."""
     vocab, seq, dtype = cell.split(":")
-    words = [sys.executable, *shlex.split(command), "--vocab", vocab, "--seq", seq, "--dtype", dtype]
+    script = shlex.split(command)
+    python = [] if script[0].endswith("python") else [sys.executable]
+    words = [*python, *script, "--vocab", vocab, "--seq", seq, "--dtype", dtype]
     done = subprocess.run([*words, "--steps", str(steps)], capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:
