@@ -5,7 +5,7 @@
 
 Each round runs every command once in each cell (vocab:seq:dtype), so that a machine whose speed drifts drifts for all.
 The first command is compared with each other one, round by round; the interval is that of the median, by the signs of
-the ratios (binomial, at least 90 %). A command may begin with an interpreter of its own: "/tmp/litgpt/bin/python bench/…".
+the ratios (binomial, at least 90 %). A command may begin with an interpreter of its own: ".../bin/python bench/…".
 """
 
 from __future__ import annotations
