@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -24,25 +24,36 @@ def shard(
     mesh: DeviceMesh,
     weights: torch.dtype,
     zero: Zero = 3,
+    offload: OffloadPolicy | None = None,
 ) -> Shards:
     """Each block, and what is left of the model, is gathered when it runs and its gradient summed when it has run.
 
-    mesh: (replicate, shard); weights: what they will be stored in; zero: how long what is gathered stays, see `zero`.
+    mesh: (replicate, shard); weights: what they will be stored in; zero: how long what is gathered stays, see `zero`;
+    offload: where the cut weights and their gradients are kept, if not on the device.
     Gradients are reduced in at least fp32, whatever weights and products are. They are SUMMED over ranks, never
     averaged: the loss is already divided by the whole batch's count. gloo has no premultiplied or averaging
     reduction, so the plain sum is forced.
     """
     groups = [*blocks, model]
     within = mesh["shard"] if mesh.size(0) == 1 else mesh  # one replica has nothing to sum with others
-    precision = MixedPrecisionPolicy(reduce_dtype=torch.promote_types(weights, torch.float32))
+    wide = torch.promote_types(weights, torch.float32)
+    precision = MixedPrecisionPolicy(reduce_dtype=wide)
+    reshard = None if zero == 3 else False  # None: after each forward, but for the model's own weights
     for group in groups:
-        # None: again gathered for the backward, but for the model's own weights, which are needed at once.
-        fully_shard(group, mesh=within, mp_policy=precision, reshard_after_forward=None if zero == 3 else False)
+        fully_shard(
+            group,
+            mesh=within,
+            mp_policy=precision,
+            reshard_after_forward=reshard,
+            offload_policy=offload or OffloadPolicy(),
+        )
     sharded = [cast(FSDPModule, group) for group in groups]
     for module in sharded:
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-    reduction = _beside(sharded) if mesh.device_type == "cpu" and mesh.size(1) > 1 else None
+    # A sum that is to be cast to what weights are stored in must be there when the reduction is called.
+    beside = mesh.device_type == "cpu" and mesh.size(1) > 1 and weights == wide
+    reduction = _beside(sharded) if beside else None
     return Shards(model, zero=zero, replicate=mesh.size(0), reduction=reduction)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from danlu.core.contracts import Signal
@@ -55,12 +56,6 @@ class Health:
         """What the next update must hold to be made."""
         return Limits() if self.spotter is None else self.spotter.limits
 
-    @property
-    def usual_loss(self) -> float | None:
-        """The median of the last losses; None before there are any."""
-        loss = math.inf if self.spotter is None else self.spotter.usual_loss
-        return loss if math.isfinite(loss) else None
-
     def look(self, reading: Reading, *, last_checkpoint: str | None = None) -> tuple[Signal, list[Finding]]:
         """STOP, ROLLBACK or GO, and what there is to tell of this step."""
         findings: list[Finding] = []
@@ -72,6 +67,8 @@ class Health:
         if self.spotter is not None:
             told, trouble = self.spotter.see(reading)
             findings += told
+            if trouble is not None and self.trend is not None and self.trend.worn:
+                trouble = replace(trouble, before=min(trouble.before, self.trend.lowest_step))
             self.trouble = self.trouble or trouble
         if self.trend is not None:
             told, trouble = self.trend.see(reading, self.strata.dead if self.strata else ())

@@ -7,8 +7,13 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from danlu.core.world import World
 from danlu.memory.rounding import Place, Stochastic, round_into
+from tests.ranks import Ranks
 
 
 def rounded(exact: Tensor, key: int = 1) -> Tensor:
@@ -125,3 +130,34 @@ def test_the_groups_of_the_optimiser_stay_what_they_are_even_where_it_fails() ->
     with pytest.raises(KeyError):
         carry(optimizer, 2)
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1]
+
+
+def moved(world: World, cut: int | None) -> dict[str, Tensor]:
+    """The weight and its moments after five updates, whole; cut over ranks along that dim."""
+    draw = torch.Generator().manual_seed(6)
+    whole = torch.randn(10, 7, generator=draw).bfloat16()
+    offset: tuple[int, ...] = (0, 0)
+
+    def lay(tensor: Tensor) -> Tensor:
+        if cut is None:
+            return tensor
+        return distribute_tensor(tensor, init_device_mesh("cpu", (world.size,)), [Shard(cut)])
+
+    weight = nn.Parameter(lay(whole))
+    optimizer = torch.optim.AdamW([weight], lr=1e-2, fused=True)
+    if isinstance(weight, DTensor):
+        _, offset = compute_local_shape_and_global_offset(whole.shape, weight.device_mesh, weight.placements)
+    carry = Stochastic(3, {weight: Place("w", (10, 7), offset)})
+    for update in range(1, 6):
+        weight.grad = lay(torch.randn(10, 7, generator=draw).bfloat16())
+        carry(optimizer, update)
+    found = {"weight": weight.detach(), **optimizer.state[weight]}
+    return {kind: t.full_tensor() if isinstance(t, DTensor) else t for kind, t in found.items()}
+
+
+def test_updates_of_cut_weights_are_those_of_whole_ones_to_the_bit(ranks: Ranks) -> None:
+    [one] = ranks.run(moved, None, size=1)
+    for cut in (0, 1):
+        for other in ranks.run(moved, cut, size=2):
+            assert one.keys() == other.keys() == {"weight", "step", "exp_avg", "exp_avg_sq"}
+            assert all(torch.equal(one[kind], other[kind]) for kind in one)
