@@ -90,6 +90,21 @@ class Tracker(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
 
+    @contextmanager
+    def gradients(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+        """What is gathered in these weights' gradients is counted as that."""
+
+        def seen(weight: Tensor) -> None:
+            if weight.grad is not None:
+                self.hold("gradients", [weight.grad])
+
+        hooks = [weight.register_post_accumulate_grad_hook(seen) for weight in weights if weight.requires_grad]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -21,6 +21,7 @@ from danlu.monitor import environment, jsonl
 from danlu.monitor.watch import Guard, Plan, Watch, watch
 from danlu.recipe.recipe import DURATIONS, Recipe, resumes
 from danlu.recipe.yaml import load
+from danlu.train import peak
 from danlu.train.assemble import Materials
 from danlu.train.run import Run
 
@@ -144,8 +145,8 @@ def open_watch(
         device=materials.device,
     )
     if materials.world.first:
-        # weights and two moments; plus what is small
-        logger.info("%s", room(3 * count.parameters(shape) * materials.precision.weights.itemsize))
+        case = materials.case
+        logger.info("%s", room(case.parameters * case.weight + case.moments * case.shards))
         packed = attention.choose(materials.device, materials.precision.products, recipe.data.sequence_length)
         for fallback in materials.fallbacks:
             logger.info("%s", fallback)
@@ -160,6 +161,7 @@ def open_watch(
             extra={
                 "roles": {line.role: {"stored": line.stored, "computed": line.computed} for line in table(precision)},
                 "deterministic": torch.are_deterministic_algorithms_enabled(),
+                "memory": peak.facts(materials),
             },
         )
         write_whole(folder.environment, environment.content(facts))

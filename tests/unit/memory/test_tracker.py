@@ -49,15 +49,15 @@ def test_a_memory_that_is_made_smaller_or_larger_is_followed() -> None:
 def test_parts_tell_forward_backward_and_modules_apart() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     given = torch.ones(32, 8)
-    with Tracker() as tracker, tracker.within({"first": model[0]}):
+    with Tracker() as tracker, tracker.within({"first": model[0]}), tracker.gradients(model.parameters()):
         tracker.hold("weights", model.parameters())
         hidden = model[0](given)
         loss = model[2](model[1](hidden)).sum()
         loss.backward()
-        tracker.hold("gradients", [p.grad for p in model.parameters() if p.grad is not None])
     parts = tracker.parts()
     assert parts["first"] == 32 * 16 * 4
     assert {"forward", "backward"} <= parts.keys()
+    assert {piece.part for piece in tracker._pieces} >= {"weights", "gradients"}
     assert tracker.live == hidden.nbytes + loss.nbytes + 2 * sum(p.nbytes for p in model.parameters())
     assert not model[0]._forward_hooks and not model[0]._forward_pre_hooks
 
