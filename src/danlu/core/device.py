@@ -249,8 +249,8 @@ def driver() -> str | None:
 
 
 def backend_for(device: torch.device) -> str:
-    """The backend by which processes on such devices speak with each other."""
-    return "nccl" if device.type == "cuda" else "gloo"
+    """The backends by which processes on such devices speak with each other, of what is there and on their hosts."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def synchronize(device: torch.device) -> None:

@@ -62,6 +62,12 @@ def join(world: World, *, backend: str, meeting: timedelta = timedelta(minutes=1
     dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=PATIENCE)
 
 
+def alone(*, backend: str) -> None:
+    """This process has a group of its own, for what asks for one."""
+    if not dist.is_initialized():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
 def hurry(*, seconds: float = 600) -> None:
     """From now on a rank that does not answer for so long is lost: there is nothing left that only one of them does."""
     if dist.is_initialized():

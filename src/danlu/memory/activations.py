@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from danlu.optim.own import local
+
 LARGE = 2**20  # bytes: a smaller tensor stays, since a copy of it costs more than its room is worth
 AHEAD = 2**28  # bytes that are on their way back beyond what is asked for
 
@@ -98,7 +100,7 @@ class Activations:
     ) -> None:
         self.device, self.large, self.ahead = device, large, ahead
         self.moved = 0  # bytes copied to the host so far
-        self._weights = {weight.untyped_storage().data_ptr() for weight in weights}
+        self._weights = {local(weight.detach()).untyped_storage().data_ptr() for weight in weights}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._order: list[weakref.ref[Away]] = []  # as the forward made them: the backward asks from the end
         self._known: dict[tuple[int, int], tuple[StorageWeakRef, weakref.ref[Away]]] = {}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from danlu.core.batch import Batch
+from danlu.memory.activations import Activations
 from danlu.memory.precision import Precision
 from danlu.memory.scale import Scale
 
@@ -16,7 +17,8 @@ from danlu.memory.scale import Scale
 class MemoryLayer:
     """Brings batches to the device, and says how precisely the forward and backward compute.
 
-    weights: those whose gradients carry the loss's scale, where there is one (in fp16).
+    weights: those whose gradients carry the loss's scale, where there is one (in fp16). activations: what autograd
+    keeps waits there for the backward; None: on the device.
     """
 
     def __init__(
@@ -26,11 +28,13 @@ class MemoryLayer:
         precision: Precision,
         weights: Iterable[nn.Parameter] = (),
         scale: Scale | None = None,
+        activations: Activations | None = None,
     ) -> None:
         self.device = device
         self.precision = precision
         self.weights = list(weights)
         self.scale = scale
+        self.activations = activations
 
     def fetch(self, batch: Batch) -> Batch:
         """The batch where the model is."""
@@ -43,7 +47,8 @@ class MemoryLayer:
         After it, gradients are those of the loss itself: its scale is taken out of them.
         """
         low = torch.autocast(self.device.type, dtype=self.precision.products) if self.precision.low else nullcontext()
-        with low:
+        away = nullcontext() if self.activations is None else self.activations()
+        with low, away:
             yield
         if self.scale is not None:
             self.scale.unscale(self.weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 import tempfile
 import time
 import weakref
@@ -26,6 +27,10 @@ class Place(Protocol):
     """Rooms of bytes, each known by a number. Rooms are made and left by one thread; two others read and write."""
 
     still: bool  # whether what was lent stays as it is while somebody looks at it
+
+    def reserve(self, size: int) -> None:
+        """There will be room for so many bytes."""
+        ...
 
     def room(self, size: int) -> int:
         """A room for so many bytes."""
@@ -65,6 +70,9 @@ class Host:
         self.pin = pin
         self._slabs: list[tuple[Tensor, int]] = []  # and how far each is used
         self._rooms: list[Tensor] = []
+
+    def reserve(self, size: int) -> None:
+        """Nothing to do: memory is taken when it is needed."""
 
     def room(self, size: int) -> int:
         """A room for so many bytes."""
@@ -132,6 +140,18 @@ class File:
         self._free: dict[int, list[int]] = {}
         self._left: list[int] = []
         self._maps: dict[int, list[weakref.ref[mmap.mmap]]] = {}
+
+    def reserve(self, size: int) -> None:
+        """The disk has given up so many bytes; InputError where it has not as many."""
+        try:
+            _allocate(self._handle, 0, size)
+        except OSError as error:
+            free = shutil.disk_usage(self.folder).free if error.errno in FULL else None
+            has = _reason(error) if free is None else f"{free / 1e9:.2f} GB free"
+            raise InputError(
+                f"memory.offload_folder: {self.folder}: optimizer states take {size / 1e9:.2f} GB there ({has}); free "
+                "some room, or give another folder"
+            ) from None
 
     def room(self, size: int) -> int:
         """A room for so many bytes; Unhealthy where the disk has none, which has then changed nothing."""

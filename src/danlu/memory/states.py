@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import queue
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from danlu.memory.places import Place
+from danlu.optim.own import local
+from danlu.optim.states import Carry
 
 # Numbers of weights that are updated at a time: AdamW's two moments of them in fp32 are 64 MB. Three buckets have
 # memory during an update: one that is read, one that moves, one that is written.
 BUCKET = 2**23
 ALIGNED = 64  # bytes; a state begins at a multiple of it
 MOVING, BEHIND = 3, 2  # buckets in memory; buckets that wait to be written
-
-Move = Callable[[torch.optim.Optimizer, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class StatesAway:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, place: Place, *, elementwise: bool, move: Move, bucket: int = BUCKET
+        self, optimizer: torch.optim.Optimizer, place: Place, *, elementwise: bool, move: Carry, bucket: int = BUCKET
     ) -> None:
         self.optimizer, self.place, self.elementwise, self.move = optimizer, place, elementwise, move
         self.buckets = list(_buckets(_pieces(optimizer, bucket if elementwise else 0), bucket))
@@ -292,11 +292,6 @@ class _Pool:
     def give(self, buffer: Tensor | None) -> None:
         """The buffer is free; None: there will be no more."""
         self.free.put(buffer)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _pieces(optimizer: torch.optim.Optimizer, most: int) -> Iterator[Piece]:

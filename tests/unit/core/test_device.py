@@ -92,7 +92,7 @@ def test_memory_and_names_are_the_systems():
     assert device.memory_peak(cpu) is None
     assert device.abilities(cpu).name
     assert device.backend_for(cpu) == "gloo"
-    assert device.backend_for(torch.device("cuda", 0)) == "nccl"
+    assert device.backend_for(torch.device("cuda", 0)) == "cpu:gloo,cuda:nccl"
     device.synchronize(cpu)
 
 
