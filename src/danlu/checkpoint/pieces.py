@@ -16,12 +16,14 @@ from danlu.checkpoint.manifest import Part, misplaced
 class Piece:
     """A rank's contiguous slice of a named whole tensor: ``tensor`` stands at ``offset`` in a tensor of ``shape``.
 
-    For a whole tensor the offset is all zeros. A tensor that several ranks hold is given by one of them only.
+    For a whole tensor the offset is all zeros. A tensor that several ranks hold is given by one of them only. still:
+    nobody will write to it while it is held, so that saving it in the background needs no copy.
     """
 
     tensor: Tensor
     shape: tuple[int, ...]
     offset: tuple[int, ...]
+    still: bool = False
 
     @staticmethod
     def whole(tensor: Tensor) -> Piece:

@@ -96,7 +96,7 @@ class Saver:
         """The snapshot is saved, or will be: gives what came of the save before it, and of itself if that is known.
 
         In the background, training stands still only until the tensors are copied to the host's memory (which is kept
-        for the next save: as much again as the tensors). Raises what went wrong since the last call, if it is not a
+        for the next save: as much again as the tensors; those that are still are not copied). Raises what went wrong since the last call, if it is not a
         matter of the disk.
         """
         begun = time.monotonic()
@@ -120,7 +120,7 @@ class Saver:
     def reserve(self, snapshot: Snapshot) -> None:
         """Room for copies of such tensors is made beside training: the first save will stall no longer than others."""
         if self._thread is None:
-            self._copies.reserve(_tensors(snapshot))
+            self._copies.reserve(_moving(snapshot))
 
     def finish(self) -> list[Outcome]:
         """No save is in flight; gives what came of the last one, once. Raises what went wrong, as ``save`` does."""
@@ -210,9 +210,9 @@ class Saver:
         )
 
     def _on_host(self, job: Job) -> Job:
-        """The same job with all tensors copied: training may go on changing its own."""
-        copies = self._copies.of(_tensors(job))
-        pieces = {name: replace(piece, tensor=copies[name]) for name, piece in job.pieces.items()}
+        """The same job with all tensors copied that are not still: training may go on changing its own."""
+        copies = self._copies.of(_moving(job))
+        pieces = {name: replace(piece, tensor=copies.get(name, piece.tensor)) for name, piece in job.pieces.items()}
         streams = {name: copies[STREAM + name] for name in job.streams}
         return replace(job, pieces=pieces, streams=streams)
 
@@ -224,9 +224,9 @@ class Saver:
             self._result = error
 
 
-def _tensors(held: Snapshot | Job) -> dict[str, Tensor]:
-    """All tensors of it, by names that do not meet."""
-    pieces = {name: piece.tensor for name, piece in held.pieces.items()}
+def _moving(held: Snapshot | Job) -> dict[str, Tensor]:
+    """All tensors of it that training will change, by names that do not meet."""
+    pieces = {name: piece.tensor for name, piece in held.pieces.items() if not piece.still}
     return pieces | {STREAM + name: tensor for name, tensor in held.streams.items()}
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from danlu.optim.average import KIND, Averages
 from danlu.optim.clip import clip
-from danlu.optim.common import Common, Kept, at_least_fp32
+from danlu.optim.common import Common, Kept
 from danlu.optim.groups import split
 from danlu.optim.own import laid
 from danlu.optim.states import Beside, Carry, States, whole
@@ -73,13 +73,19 @@ class OptimLayer:
             for kind, value in self.states.state(parameter).items()
         } | (self.averages.state() if self.averages is not None else {})
 
+    def still(self, key: str) -> bool:
+        """Whether this part of `state` stays as it was given, whatever updates follow, for as long as it is held."""
+        return self.states.still and not key.startswith(f"{KIND}/")
+
     def kept(self, name: str) -> dict[str, Kept]:
         """What `state` holds of a weight that has moved, by kind."""
         weight = self.weights[name]
-        kept = self.settings.states(weight.shape, dtype=weight.dtype, role=self.roles[name])
-        if self.averages is not None:
-            kept[KIND] = Kept(shape=tuple(weight.shape), dtype=at_least_fp32(weight.dtype))
-        return kept
+        return self.settings.kept(weight.shape, dtype=weight.dtype, role=self.roles[name])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all that `state` holds once every weight has moved, over all ranks that hold a part."""
+        return sum(kept.bytes for name in self.weights for kept in self.kept(name).values())
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Every moment and counter is as `state` says (this rank's part of each), matched by name; a name that no

@@ -27,7 +27,10 @@ def snapshot(run: Run, *, facts: Mapping[str, Any], metric: float | None) -> Sna
     counters["noise"] = run.noise.state() if run.noise else None
     return Snapshot(
         step=run.step,
-        pieces={key: Piece(tensor=part.local, shape=part.shape, offset=part.offset) for key, part in slices.items()},
+        pieces={
+            key: Piece(tensor=part.local, shape=part.shape, offset=part.offset, still=_still(run, key))
+            for key, part in slices.items()
+        },
         facts={**facts, "run": counters},
         streams={RANDOM: torch.get_rng_state()},
         metric=metric,
@@ -118,6 +121,11 @@ def _slices(run: Run) -> dict[str, Slice]:
     rank = run.compute.world.rank
     weights = {WEIGHTS + name: held(parameter, rank=rank) for name, parameter in run.weights.items()}
     return weights | {MOMENTS + key: held(value, rank=rank) for key, value in run.optim.state().items()}
+
+
+def _still(run: Run, key: str) -> bool:
+    """Whether nobody writes to what this is the name of, as long as it is held."""
+    return key.startswith(MOMENTS) and run.optim.still(key.removeprefix(MOMENTS))
 
 
 def _weight_of(key: str) -> str:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from danlu.checkpoint.disk import Disk
 from danlu.checkpoint.keep import Checkpoint
-from danlu.checkpoint.load import newest
+from danlu.checkpoint.load import Want, newest, read
 from danlu.checkpoint.pieces import Piece
 from danlu.checkpoint.save import NotSaved, Saved, Saver, Snapshot
 from danlu.core.errors import Failure, InputError
@@ -291,3 +292,29 @@ def test_a_full_disk_is_told_with_path_and_bytes(tmp_path: Path) -> None:
     assert (outcome.step, outcome.needed, outcome.free) == (2, needed, 12)
     assert str(tmp_path) in outcome.message and "the disk is full" in outcome.message
     assert names(tmp_path) == ["step-000001"]
+
+
+def test_what_is_still_is_not_copied(tmp_path: Path) -> None:
+    """Shown by breaking the promise: what is written to it after all is what is saved."""
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(Disk):
+        def create(self, path: Path) -> int:
+            if path.suffix == ".safetensors":
+                begun.set()
+                assert go.wait(20)
+            return super().create(path)
+
+    still, moving = torch.arange(6.0), torch.arange(6.0)
+    saver = Saver(tmp_path, Checkpoint(), disk=Slow())
+    pieces = {"still": replace(Piece.whole(still), still=True), "moving": Piece.whole(moving)}
+    saver.save(Snapshot(step=1, pieces=pieces, facts={}))
+    assert begun.wait(20)
+    still.fill_(-1.0)
+    moving.fill_(-1.0)
+    go.set()
+    [outcome] = saver.finish()
+    found = newest(tmp_path)
+    assert isinstance(outcome, Saved) and found is not None
+    read_back = read(found, {name: Want.whole(still) for name in pieces})
+    assert torch.equal(read_back["still"], still) and torch.equal(read_back["moving"], torch.arange(6.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from danlu.checkpoint.disk import Disk
 from danlu.checkpoint.keep import Checkpoint
-from danlu.checkpoint.load import newest
+from danlu.checkpoint.load import Want, newest, read
 from danlu.checkpoint.save import Saver, Snapshot
 from danlu.core.errors import InputError
 from danlu.core.world import World
@@ -26,9 +28,9 @@ from tests.ranks import Ranks
 ALONE = World()
 
 
-def made(recipe: Path, *, world: World = ALONE, updates: int = 3) -> Run:
+def made(recipe: Path, *overrides: str, world: World = ALONE, updates: int = 3) -> Run:
     """A run after some updates."""
-    settings = load(str(recipe))
+    settings = load(str(recipe), overrides)
     materials = gather(settings, world=world, device=torch.device("cpu"), announce=lambda text: None)
     run = build(materials)
     for _ in range(updates):
@@ -174,3 +176,37 @@ def test_a_tie_holds_under_shards_at_every_update_and_after_coming_back(
     for ours, theirs in zip(both[0], alone, strict=True):
         torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=0, atol=1e-5)
     assert alone[0] != alone[1] != alone[2] != alone[3]
+
+
+def test_states_in_a_file_are_saved_as_they_were_while_training_goes_on(recipe: Path, tmp_path: Path) -> None:
+    """Nothing of them is copied: a save under way reads them where the updates that follow do not write."""
+    away = ["memory.offload=[optimizer]", f"memory.offload_folder={tmp_path / 'states'}", "optimizer.average={}"]
+    run = made(recipe, *away, updates=2)
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(Disk):
+        def create(self, path: Path) -> int:
+            if path.suffix == ".safetensors":
+                begun.set()
+                assert go.wait(20)
+            return super().create(path)
+
+    saver = Saver(tmp_path / "saved", Checkpoint(), disk=Slow())
+    given = state.snapshot(run, facts={}, metric=None)
+    still = {key for key, piece in given.pieces.items() if piece.still}
+    kinds = {key.split("/")[1] for key in given.pieces if key.startswith("optimizer/")}
+    assert kinds == {"exp_avg", "exp_avg_sq", "step", "average"}
+    assert still == {key for key in given.pieces if key.startswith("optimizer/") and "/average/" not in key}
+    copies = {key: piece.tensor.clone() for key, piece in given.pieces.items()}
+    saver.save(given)
+    del given
+    assert begun.wait(20)
+    for _ in range(2):
+        step(run, run.source.take(1))
+    go.set()
+    saver.finish()
+    found = newest(tmp_path / "saved")
+    assert found is not None and found.step == 2
+    there = read(found, {key: Want.whole(copy) for key, copy in copies.items()})
+    assert all(torch.equal(there[key], copies[key]) for key in copies)
+    assert not torch.equal(run.optim.state()["exp_avg/embed.weight"], copies["optimizer/exp_avg/embed.weight"])
