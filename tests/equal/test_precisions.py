@@ -20,6 +20,7 @@ from tests.ranks import Ranks
 
 EXACT = 1e-12
 STEPS = 8
+MIXED = "memory.roles={attention: fp32, residual: bf16}"
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,13 @@ def test_fp16_finds_its_scale_by_itself_as_torchs_scaler_does(recipe: str) -> No
     assert [report.extra["loss_scale"] for report in reports] == theirs
     losses = [report.loss for report in reports]
     assert losses[-1] < losses[0] and all(report.norm.isfinite() == report.sound for report in reports)
+
+
+@pytest.mark.parametrize("kind", ["full", "selective"])
+@pytest.mark.parametrize("plan", [["memory.precision=fp8", "memory.roles.head=fp32"], ["memory.precision=bf16", MIXED]])
+def test_recomputing_changes_no_bit(recipe: str, plan: list[str], kind: str) -> None:
+    one, other = (curve(World(), recipe, [*plan, f"memory.recompute={how}"]) for how in ("none", kind))
+    assert one.losses == other.losses and one.norms == other.norms
 
 
 def test_precisions_are_not_the_same(recipe: str) -> None:

@@ -213,30 +213,34 @@ def apply(model: Trunk, precision: Precision) -> None:
     To be called before anything takes hold of the model (recomputing, compiling, sharding). Weights and their names
     stay as they are.
     """
-    roles, base = precision.roles, precision.products
+    roles, base, stream = precision.roles, precision.products, precision.roles["residual"]
+    usual = precision.low or stream == base  # norms then give the base by themselves
     for block in model.blocks.values():
         assert isinstance(block, Block)
         for role, norm, part in (
             ("attention", block.attention_norm, block.attention),
             ("mlp", block.mlp_norm, block.mlp),
         ):
+            dtype = base if roles[role] == FP8 else roles[role]
             if roles[role] == FP8:
                 _to_fp8(part)
-            elif roles[role] != base:
-                _within(norm, roles[role])
-                _within(part, roles[role])
-    if roles["attention"] not in (base, FP8):
-        model.attends_in = roles["attention"]
-    if roles["head"] != base:
+            if dtype != base or not usual:
+                _within(norm, dtype)
+                _within(part, dtype)
+            if stream in HALF and dtype != stream:  # or the sum of both would be wider than the stream
+                part.register_forward_hook(_cast_to(stream))
+            if role == "attention" and (dtype != base or not usual):
+                model.attends_in = dtype
+    if roles["head"] != base or not usual:
         head = model.heads["language"]
         assert isinstance(head, LanguageHead)
         head.products = roles["head"]
         if model.norm is not None:
             _within(model.norm, roles["head"])
-    if roles["residual"] != precision.weights:
+    if stream != precision.weights:
         for rows in (model.embed, model.places):
             if rows is not None:
-                rows.register_forward_hook(_cast_to(roles["residual"]))
+                rows.register_forward_hook(_cast_to(stream))
 
 
 def _to_fp8(part: nn.Module) -> None:
@@ -247,15 +251,15 @@ def _to_fp8(part: nn.Module) -> None:
 
 
 def _within(part: nn.Module, dtype: torch.dtype) -> None:
-    """Its forward runs under autocast to that dtype, or under none where that is not low."""
+    """Its forward computes in that dtype: under autocast where it is low, else under none, with its input in it."""
     plain: Callable[..., Any] = part.forward
 
     def forward(hidden: Tensor, *rest: Any) -> Any:
         with torch.autocast(hidden.device.type, dtype=dtype if dtype in HALF else None, enabled=dtype in HALF):
-            return plain(hidden, *rest)
+            return plain(hidden if dtype in HALF else hidden.to(dtype), *rest)
 
     part.forward = forward
 
 
 def _cast_to(dtype: torch.dtype) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-    return lambda module, given, rows: rows.to(dtype)
+    return lambda module, given, made: made.to(dtype)

@@ -68,7 +68,8 @@ def multiply(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], dtype: t
     """
     (a, of_a), (b, of_b) = left, right
     fast = fast and a.is_cuda
-    return torch._scaled_mm(a, b.t(), scale_a=of_a, scale_b=of_b, out_dtype=dtype, use_fast_accum=fast)
+    with torch.autocast(a.device.type, enabled=False):  # a CPU's kernel is made of products that it would lower
+        return torch._scaled_mm(a, b.t(), scale_a=of_a, scale_b=of_b, out_dtype=dtype, use_fast_accum=fast)
 
 
 class _Product(torch.autograd.Function):

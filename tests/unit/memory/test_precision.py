@@ -149,6 +149,9 @@ def computed(name: Any, **roles: Any) -> tuple[dict[str, set[torch.dtype]], Trun
         kind = path.rpartition(".")[2]
         if kind in ("attention", "mlp", "attention_norm", "mlp_norm", "embed", "norm"):
             part.register_forward_hook(lambda m, a, out, kind=kind: seen.setdefault(kind, set()).add(out.dtype))
+    for block in model.blocks.values():
+        block.attention.register_forward_pre_hook(lambda m, a: seen.setdefault("phases", set()).add(a[1][0].dtype))
+        block.register_forward_hook(lambda m, a, out: seen.setdefault("stream", set()).add(out.dtype))
     with memory.policy(), Products() as products:
         hidden = model(tokens, places, torch.zeros_like(tokens), packed=False)
         seen["mm"] = {t for n in ("mm", "addmm", "bmm") for t in products.seen.get(n, [])}
@@ -184,6 +187,9 @@ F32, B16, F16 = {torch.float32}, {torch.bfloat16}, {torch.float16}
         ("bf16", {"attention": "fp32"}, F32, B16, B16, F32),
         ("bf16", {"mlp": "fp32"}, B16, F32, B16, F32),
         ("bf16", {"residual": "bf16"}, B16, B16, B16, B16),
+        ("bf16", {"residual": "bf16", "attention": "fp32", "head": "fp32"}, F32, B16, F32, B16),
+        ("fp32", {"residual": "bf16"}, F32, F32, F32, B16),
+        ("fp32", {"residual": "bf16", "mlp": "bf16"}, F32, B16, F32, B16),
         ("fp32", {"mlp": "bf16"}, F32, B16, F32, F32),
         ("fp32", {"attention": "bf16", "head": "bf16"}, B16, F32, B16, F32),
         ("fp16", {"mlp": "bf16", "residual": "fp16"}, F16, B16, F16, F16),
@@ -195,10 +201,12 @@ def test_each_role_computes_in_what_the_table_says(
     name: Any, roles: dict[str, Any], attention: set, mlp: set, head: set, residual: set
 ) -> None:
     seen, _, loss = computed(name, **roles)
-    assert (seen["attention"], seen["attention_norm"], seen["attend"]) == (attention,) * 3
-    assert (seen["mlp"], seen["mlp_norm"]) == (mlp,) * 2
+    stream = residual - F32 - {torch.float64}  # a low stream is never widened
+    assert (seen["attention_norm"], seen["attend"], seen["attention"]) == (attention, attention, stream or attention)
+    assert (seen["mlp_norm"], seen["mlp"]) == (mlp, stream or mlp)
     assert (seen["head"] - (F32 if head == F16 else set()), seen["norm"]) == (head,) * 2  # fp16's gradients are wider
-    assert seen["embed"] == residual
+    assert seen["embed"] == seen["stream"] == residual
+    assert seen["phases"] == attention
     assert seen["mm"] == seen["mm back"] == attention | mlp
     exact = computed("fp64")[2]
     assert (loss.double() - exact).abs() / exact < (0.01 if B16 & {*attention, *mlp, *head} else 1e-3)
