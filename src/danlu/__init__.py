@@ -24,7 +24,7 @@ _WORDS = {
     "danlu.models.families": ("Llama", "Gpt2", "Pretrained"),
     "danlu.data.source": ("Corpus", "Weighted"),
     "danlu.objectives.causal": ("Causal",),
-    "danlu.optim.adamw": ("AdamW",),
+    "danlu.optim.kinds": ("AdamW", "AdamW8bit", "Adafactor", "Lamb", "Lion", "Muon", "Sgd"),
     "danlu.optim.schedule": ("Cosine", "Linear", "Constant"),
     "danlu.memory.plan": ("Memory",),
     "danlu.compute.mesh": ("Parallel",),

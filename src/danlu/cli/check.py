@@ -227,7 +227,7 @@ def disk(recipe: Recipe, materials: Materials) -> Iterator[str]:
 
     plan, settings = materials.case, recipe.checkpoint
     weights = plan.parameters * plan.weight
-    each = 3 * weights  # weights and two moments
+    each = weights + plan.moments
     made = -(-materials.total // settings.save_steps)
     kept = made if settings.kept is None else min(made, settings.kept)
     most = (kept + (0 if settings.kept is None else 1)) * each + weights  # the oldest goes once the newest is whole

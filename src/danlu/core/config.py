@@ -182,7 +182,7 @@ class Description:
 
 
 def describe(form: type) -> list[Description]:
-    """Every setting below a dataclass, in order."""
+    """Every setting below a dataclass, in order; what several kinds of a section have below them stands once."""
     rows = []
     for place in walk(form):
         section, _, name = place.path.rpartition(".")
@@ -196,7 +196,7 @@ def describe(form: type) -> list[Description]:
         one = place.setting
         path = f"{section}({place.kind}).{name}" if place.kind and section else place.path
         rows.append(Description(path=path, takes=expected((one.hint,), one.facts), default=shown, doc=one.facts.doc))
-    return rows
+    return list(dict.fromkeys(rows))
 
 
 class _Dumper(yaml.SafeDumper):

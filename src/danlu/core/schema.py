@@ -44,7 +44,8 @@ class Planned:
             return ""
         what = f"{node.text} is not built yet" if isinstance(node, Scalar) else "not built yet"
         is_are = "is" if len(self.built) == 1 else "are"
-        do = self.advice or (f"{' and '.join(self.built)} {is_are}" if self.built else "")
+        words = " and ".join([", ".join(self.built[:-1]), *self.built[-1:]] if len(self.built) > 1 else self.built)
+        do = self.advice or (f"{words} {is_are}" if self.built else "")
         return f"{what}; {do}" if do else what
 
 

@@ -145,8 +145,7 @@ def open_watch(
         device=materials.device,
     )
     if materials.world.first:
-        case = materials.case
-        logger.info("%s", room(case.parameters * case.weight + case.moments * case.shards))
+        logger.info("%s", room(sum(weight.nbytes for weight in run.weights.values()) + run.optim.bytes))
         packed = attention.choose(materials.device, materials.precision.products, recipe.data.sequence_length)
         for fallback in materials.fallbacks:
             logger.info("%s", fallback)

@@ -165,11 +165,24 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
         ),
         (["format=2"], "format: must be 1, not 2"),
         # known, and not built yet
-        (["optimizer.kind=lamb"], "optimizer.kind: lamb is not built yet; adamw is"),
-        (["optimizer.kind=adam"], "optimizer.kind: must be adamw, not adam; did you mean adamw?"),
+        (
+            ["optimizer.kind=sophia"],
+            "optimizer.kind: sophia is not built yet; adamw, lamb, lion, adafactor, muon, sgd and adamw8bit are",
+        ),
+        (
+            ["optimizer.kind=adamw_8bit"],
+            "optimizer.kind: must be adamw, lamb, lion, adafactor, muon, sgd or adamw8bit, not adamw_8bit; "
+            "did you mean adamw8bit?",
+        ),
+        (
+            ["optimizer.kind=adam"],
+            "optimizer.kind: must be adamw, lamb, lion, adafactor, muon, sgd or adamw8bit, not adam; "
+            "did you mean adamw?",
+        ),
+        (["optimizer.momentum=0.9"], "optimizer.momentum: unknown key; it is a key of kind: muon, not of kind: adamw"),
         (
             ["memory.precision=int8"],
-            "memory.precision: int8 is not built yet; fp32 and bf16 and fp16 and fp8 and auto are",
+            "memory.precision: int8 is not built yet; fp32, bf16, fp16, fp8 and auto are",
         ),
         (["memory.recompute=full"], "memory.recompute: full is not built yet; none is"),
         (
