@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from danlu.checkpoint.threads import in_shares
 from danlu.core.errors import InputError
 from danlu.core.log import logger
 
+AT_ONCE = 256 << 20  # bytes that are read before what wants them is served
 ROWS = 8 << 20  # bytes read at once where only a part of a slice is wanted
 
 Fetch = tuple[Part, Tensor, tuple[slice, ...], tuple[slice, ...]]  # a stored slice, where to, places in both
@@ -129,10 +131,7 @@ def read(
     want), or whose shape or type differs, stands in one InputError. Reads what is needed and compares every tensor it
     reads with its hash (raises Damaged); with ``check`` off, only the rows that are needed are read.
     """
-    parts: dict[str, list[tuple[int, Part]]] = {}
-    for table in found.tables:
-        for part in table.pieces:
-            parts.setdefault(part.name, []).append((table.rank, part))
+    parts = _parts(found)
     _refuse_strangers(found, wanted, parts, elsewhere)
     tensors = {name: torch.empty(want.local, dtype=want.dtype) for name, want in wanted.items()}
     todo: dict[int, list[Fetch]] = {}
@@ -148,6 +147,23 @@ def read(
     return tensors
 
 
+def portions(found: Found, wanted: Mapping[str, Want], *, at_once: int = AT_ONCE) -> Iterator[dict[str, Tensor]]:
+    """The wanted slices as ``read`` gives them, together all that the checkpoint holds: so many bytes at a time, so
+    that no more need memory beside what they are copied to.
+    """
+    _refuse_strangers(found, wanted, _parts(found), ())
+    some: dict[str, Want] = {}
+    size = 0
+    for name, want in wanted.items():
+        some[name] = want
+        size += math.prod(want.local) * want.dtype.itemsize
+        if size >= at_once:
+            yield read(found, some, elsewhere=wanted.keys() - some.keys())
+            some, size = {}, 0
+    if some:
+        yield read(found, some, elsewhere=wanted.keys() - some.keys())
+
+
 def streams(found: Found, rank: int, world: int) -> dict[str, Tensor] | None:
     """The random states of this rank, if as many ranks wrote the checkpoint as read it; else None."""
     if found.manifest.world != world:
@@ -159,6 +175,15 @@ def streams(found: Found, rank: int, world: int) -> dict[str, Tensor] | None:
             if not read_span(file, part.span, view_bytes(states[part.name])):
                 raise Damaged(f"{found.path}/{shard_name(rank)}: {part.name} does not match its hash")
     return states
+
+
+def _parts(found: Found) -> dict[str, list[tuple[int, Part]]]:
+    """Every stored slice by its whole tensor's name, with the rank that wrote it."""
+    parts: dict[str, list[tuple[int, Part]]] = {}
+    for table in found.tables:
+        for part in table.pieces:
+            parts.setdefault(part.name, []).append((table.rank, part))
+    return parts
 
 
 def _refuse_strangers(

@@ -96,8 +96,8 @@ class Saver:
         """The snapshot is saved, or will be: gives what came of the save before it, and of itself if that is known.
 
         In the background, training stands still only until the tensors are copied to the host's memory (which is kept
-        for the next save: as much again as the tensors; those that are still are not copied). Raises what went wrong since the last call, if it is not a
-        matter of the disk.
+        for the next save: as much again as the tensors), but for those that are still. Raises what went wrong since
+        the last call, if it is not a matter of the disk.
         """
         begun = time.monotonic()
         done = self.finish()

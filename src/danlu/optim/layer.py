@@ -87,19 +87,19 @@ class OptimLayer:
         """Bytes of all that `state` holds once every weight has moved, over all ranks that hold a part."""
         return sum(kept.bytes for name in self.weights for kept in self.kept(name).values())
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Every moment and counter is as `state` says (this rank's part of each), matched by name; a name that no
-        weight has is an error.
+    def restore(self, portions: Iterable[Mapping[str, Tensor]]) -> None:
+        """Every moment and counter is as the portions of a `state` say (this rank's part of each), matched by name; a
+        name that no weight has is an error. Each portion is put in its place before the next is asked for.
         """
-        parts = [(key, *key.split("/", 1)) for key in state]
-        forms = {key: self.kept(name)[kind] for key, kind, name in parts}
         averages: dict[str, Tensor] = {}
         self.states.clear()
-        for key, kind, name in parts:
-            placed = laid(state[key], forms[key], self.weights[name])
-            if kind == KIND:
-                averages[key] = placed
-            else:
-                self.states.restore(self.weights[name], kind, placed)
+        for state in portions:
+            for key, value in state.items():
+                kind, name = key.split("/", 1)
+                placed = laid(value, self.kept(name)[kind], self.weights[name])
+                if kind == KIND:
+                    averages[key] = placed
+                else:
+                    self.states.restore(self.weights[name], kind, placed)
         if self.averages is not None:
             self.averages.restore(averages)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from danlu.checkpoint.load import Found, Want, read, streams
+from danlu.checkpoint.load import Found, Want, portions, read, streams
 from danlu.checkpoint.save import Piece, Snapshot
 from danlu.compute.shard import Slice, held
 from danlu.core.errors import InputError
@@ -55,13 +56,14 @@ def restore(run: Run, found: Found) -> None:
         for kind, kept in run.optim.kept(name).items():
             sizes, offset = part(kept, weight.shape, weight.local.shape, weight.offset)
             wanted[f"{MOMENTS}{kind}/{name}"] = Want(kept.shape, offset, sizes, kept.dtype)
-    moments = {}
-    for key, tensor in read(found, wanted).items():
-        if key in weights:
-            weights[key].local.copy_(tensor)
-        else:
-            moments[key.removeprefix(MOMENTS)] = tensor
-    run.optim.restore(moments)
+
+    def moments() -> Iterator[dict[str, Tensor]]:
+        for tensors in portions(found, wanted):
+            for key in weights.keys() & tensors.keys():
+                weights[key].local.copy_(tensors.pop(key))
+            yield {key.removeprefix(MOMENTS): tensor for key, tensor in tensors.items()}
+
+    run.optim.restore(moments())
     _restore_counters(run, found)
 
 

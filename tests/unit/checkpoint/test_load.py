@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from danlu.checkpoint.keep import Checkpoint
-from danlu.checkpoint.load import Want, newest, open_checkpoint, read, streams
+from danlu.checkpoint.load import Want, newest, open_checkpoint, portions, read, streams
 from danlu.checkpoint.manifest import Damaged
 from danlu.checkpoint.pieces import Piece
 from danlu.checkpoint.save import Saver, Snapshot
@@ -187,3 +187,22 @@ def test_a_checkpoint_moved_aside_is_found_and_put_back(tmp_path: Path) -> None:
     assert found is not None and found.path.name == "old-000005"
     Saver(tmp_path, NOW)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000005"]
+
+
+def test_portions_are_what_read_gives_and_refuse_as_it_does(tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    found = newest(tmp_path)
+    assert found is not None
+    wanted = {name: Want.whole(tensor) for name, tensor in tensors(5).items()}
+    whole = read(found, wanted)
+    for at_once, count in ((1, len(wanted)), (2**30, 1)):
+        given = list(portions(found, wanted, at_once=at_once))
+        assert len(given) == count
+        together = {name: tensor for some in given for name, tensor in some.items()}
+        assert together.keys() == whole.keys()
+        assert all(torch.equal(together[name], whole[name]) for name in whole)
+    name = sorted(wanted)[-1]
+    wrong = wanted | {name: wanted[name]._replace(shape=(7, 7)), "more": wanted[name]}
+    with pytest.raises(InputError) as said:
+        next(portions(found, wrong, at_once=1))
+    assert "missing more" in str(said.value) and f"{name} is " in str(said.value)

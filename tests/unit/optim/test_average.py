@@ -94,7 +94,7 @@ def test_it_goes_through_the_layer_by_name() -> None:
     trained(first, whole, range(1, 7))
     trained(second, half, range(1, 4))
     third = OptimLayer(settings, half.named_parameters(), total=6)
-    third.restore({key: value.clone() for key, value in second.state().items()})
+    third.restore([{key: value.clone() for key, value in second.state().items()}])
     assert {key for key in third.state() if key.startswith("average/")} == {
         f"average/{n}" for n, _ in half.named_parameters()
     }

@@ -95,11 +95,11 @@ def test_state_goes_by_name_not_by_position() -> None:
     one.a.grad, one.b.grad = torch.full((2, 2), 1.0), torch.full((2, 2), 2.0)
     first.step(1)
     second = OptimLayer(AdamW(), other.named_parameters(), total=2)
-    second.restore({key: value.clone() for key, value in first.state().items()})
+    second.restore([{key: value.clone()} for key, value in first.state().items()])
     assert torch.equal(second.torch.state[other.a]["exp_avg"], first.torch.state[one.a]["exp_avg"])
     assert second.torch.state[other.b]["exp_avg"][0, 0].item() == pytest.approx(0.2)
     with pytest.raises(KeyError):
-        second.restore({"exp_avg/gone": torch.zeros(2, 2)})
+        second.restore([{"exp_avg/gone": torch.zeros(2, 2)}])
 
 
 def test_small_updates_and_decay_are_kept_where_bf16_would_lose_them() -> None:
