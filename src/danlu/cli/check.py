@@ -76,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         tell("one batch", show(batch, materials.tokenizer, colour=sys.stdout.isatty()))
         tell("model", model(materials))
         tell("precision", precision(materials))
+        tell("optimizer", optimizer(materials))
         tell("updates", updates(materials))
         tell("memory", memory(case, layout, materials.device))
         tell("disk", disk(resolved, materials))
@@ -174,6 +175,23 @@ def precision(materials: Materials) -> Iterator[str]:
     for line in table(materials.precision):
         yield f"{line.role:<11} stored {line.stored:<5} computed {line.computed:<8}  {line.why}"
     yield from materials.fallbacks
+
+
+def optimizer(materials: Materials) -> Iterator[str]:
+    """Which weights are updated alike: what decays, their rates, and what is kept of them on all ranks together."""
+    import torch
+
+    from danlu.models.roles import roles
+    from danlu.models.stack import plain
+    from danlu.optim.groups import split
+    from danlu.optim.told import lines
+
+    settings = materials.recipe.optimizer
+    with torch.device("meta"):
+        model = materials.family.build()
+    named = [(plain(name), weight) for name, weight in model.named_parameters()]
+    groups = split(named, weight_decay=settings.weight_decay, roles=roles(model), rates=settings.rates)
+    return lines(settings, groups, total=materials.total, dtype=materials.precision.weights)
 
 
 def updates(materials: Materials) -> Iterator[str]:

@@ -17,5 +17,6 @@ adafactor  Adafactor: second moments as a row and a column
 muon       Muon: orthogonal momentum of the blocks' matrices, AdamW for the rest
 sgd        SGD with momentum
 kinds      all of them, of which a recipe names one
+told       what check says of it: groups, what decays, rates, bytes
 layer      the object that a step uses: clip, step, zero; its state by parameter name
 """

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from danlu.core.config import setting
-from danlu.optim.average import Average
+from danlu.optim.average import KIND, Average
 from danlu.optim.groups import Group, Rate, twice
 from danlu.optim.schedule import Cosine, Schedule
 
@@ -68,8 +68,13 @@ class Common(ABC):
     def states(self, shape: Sequence[int], *, dtype: torch.dtype, role: str) -> dict[str, Kept]:
         """What is kept, by kind, of a weight of this whole shape, dtype and role once it has moved."""
 
+    def kept(self, shape: Sequence[int], *, dtype: torch.dtype, role: str) -> dict[str, Kept]:
+        """All that is kept of such a weight, by kind: the optimiser's states, and the average where there is one."""
+        kept = self.states(shape, dtype=dtype, role=role)
+        return kept if self.average is None else kept | {KIND: Kept(shape=tuple(shape), dtype=at_least_fp32(dtype))}
+
     def state_bytes(self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, role: str = "matrix") -> int:
-        """Bytes that are kept of one weight, over all ranks that hold a part of it."""
+        """Bytes of the states of one weight, over all ranks that hold a part of it."""
         return sum(kept.bytes for kept in self.states(shape, dtype=dtype, role=role).values())
 
     def peak(self, group: Group) -> float:

@@ -128,3 +128,15 @@ def test_a_batch_is_shown_with_its_boundaries() -> None:
 def test_sizes_and_times_in_words() -> None:
     assert [size(n) for n in (1, 999, 1500, 2.5e9, 3e12)] == ["1 bytes", "999 bytes", "1.5 kB", "2.5 GB", "3.0 TB"]
     assert [duration(s) for s in (5, 300, 7200, 3 * 86400)] == ["5 seconds", "5 minutes", "2.0 hours", "3.0 days"]
+
+
+def test_the_optimiser_is_told_group_by_group(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typed = ["optimizer.rates=[{role: matrix, rate: 0.5}]", "batch.ramp={from: 2, steps: 10}"]
+    assert main(["check", "small.yaml", "--quick", *typed]) == 0
+    out = capsys.readouterr().out
+    told = out.split("\noptimizer\n")[1].split("\n\n")[0].splitlines()
+    roles = {line.split()[0]: line.split()[1:] for line in told[3:]}
+    assert roles.keys() == {"embedding", "norm", "matrix"} and roles["norm"][3] == "none"
+    assert float(roles["matrix"][2]) == 0.5 * float(roles["embedding"][2])
+    numbers = sum(int(facts[1].replace(",", "")) for facts in roles.values())
+    assert f"{numbers:,} parameters" in out and "rows (the first of 2)" in out
