@@ -75,6 +75,11 @@ class Precision:
         return self.products in HALF
 
     @property
+    def attention(self) -> torch.dtype:
+        """What attention's kernel runs in."""
+        return self.products if self.roles["attention"] == FP8 else self.roles["attention"]
+
+    @property
     def scaled(self) -> bool:
         """Whether the loss is scaled: something is computed in fp16."""
         return torch.float16 in (self.products, *self.roles.values())

@@ -43,9 +43,14 @@ class Scope(NamedTuple):
 
 def choose(device: torch.device, dtype: torch.dtype, length: int) -> Path:
     """The path for packed rows of that length, in the dtype that attention runs in."""
-    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and not _before_flash(device):
         return "varlen"
     return "mask" if device.type == "meta" or (device.type == "cpu" and length <= MASK_UP_TO) else "loop"
+
+
+def _before_flash(device: torch.device) -> bool:
+    """Whether a GPU is older than the flash kernels (a V100, a T4)."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0)
 
 
 def scope(documents: Tensor, *, packed: bool, held: int, new: int, path: Path) -> Scope:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from danlu.core.config import changed, differences
 from danlu.core.errors import InputError
 from danlu.core.log import logger
 from danlu.core.paths import RunFolder, shown, write_whole
+from danlu.core.world import World
 from danlu.memory.precision import table
 from danlu.models import attention, count
 from danlu.monitor import environment, jsonl
@@ -43,6 +45,27 @@ def move_aside(folder: RunFolder, announce: Callable[[str], None]) -> None:
         aside = next(path for path in names if not path.exists())
         folder.root.rename(aside)
     announce(f"{folder.root.name}: the old run was moved to {aside}")
+
+
+@contextmanager
+def locked(folder: RunFolder, world: World) -> Iterator[None]:
+    """No other run is at work in the folder; the first rank holds it for all."""
+
+    def take() -> Lock:
+        try:
+            return Lock(folder.lock)
+        except OSError as error:
+            raise InputError(
+                f"{folder.root}: no run can be kept there ({error.strerror}: {error.filename}); "
+                "give it another place with folder=…"
+            ) from None
+
+    lock = worlds.first_only(world, take)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def open_folder(recipe: Recipe, folder: RunFolder, *, ranks: int, announce: Callable[[str], None]) -> Opened:
@@ -146,9 +169,9 @@ def open_watch(
     )
     if materials.world.first:
         logger.info("%s", room(sum(weight.nbytes for weight in run.weights.values()) + run.optim.bytes))
-        packed = attention.choose(materials.device, materials.precision.products, recipe.data.sequence_length)
-        for fallback in materials.fallbacks:
-            logger.info("%s", fallback)
+        packed = attention.choose(materials.device, materials.precision.attention, recipe.data.sequence_length)
+        for said in (*materials.fallbacks, materials.compiled.why):
+            logger.info("%s", said)
         facts = environment.environment(
             device=materials.device,
             world_size=materials.world.size,
@@ -159,6 +182,7 @@ def open_watch(
             variables=worlds.variables(),
             extra={
                 "roles": {line.role: {"stored": line.stored, "computed": line.computed} for line in table(precision)},
+                "compile": {"chosen": materials.compiled.compile, "why": materials.compiled.why},
                 "deterministic": torch.are_deterministic_algorithms_enabled(),
                 "memory": peak.facts(materials),
             },

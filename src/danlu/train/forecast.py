@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from danlu.compute.mesh import Parallel
+from danlu.compute.zero import held, shapes
 from danlu.core import device as devices
 from danlu.memory.ledger import Case, choose, forecast
 from danlu.memory.plan import ROOM, rows_that_fit
@@ -32,27 +33,44 @@ def sizes(
     kept = [
         state
         for name, weight in named.items()
-        for state in recipe.optimizer.states(weight.shape, dtype=precision.weights, role=role[name]).values()
+        for state in recipe.optimizer.kept(weight.shape, dtype=precision.weights, role=role[name]).values()
     ]
-    shards = int(parallel.shard)
-    whole = Case(
-        shape=shape,
-        parameters=sum(weight.numel() for weight in named.values()),
-        sequence_length=length,
-        rows=share,
-        micros=1,
-        weight=precision.weights.itemsize,
-        product=precision.products.itemsize,
-        moments=sum(state.bytes if state.whole else state.bytes // shards for state in kept),
-        path=attention.choose(device, precision.products, length) if recipe.data.packing else None,
-        kinds=(),
-        shards=shards,
-        gathered=parallel.ranks > 1,
-    )
+    shards, wide = int(parallel.shard), precision.weights.itemsize
+    groups = shapes(model.blocks.values(), model)
 
     def of(rows: int) -> Case:
-        cut = replace(whole, rows=rows, micros=share // rows)
-        return replace(cut, kinds=choose(recipe.memory.recompute, cut))
+        micros = share // rows
+        case = Case(
+            shape=shape,
+            parameters=sum(weight.numel() for weight in named.values()),
+            sequence_length=length,
+            rows=rows,
+            micros=micros,
+            weight=wide,
+            product=precision.products.itemsize,
+            weights=wide * sum(weight.numel() for weight in named.values()),
+            gradients=wide * sum(weight.numel() for weight in named.values()),
+            moments=sum(state.bytes if state.whole else state.bytes // shards for state in kept),
+            path=attention.choose(device, precision.attention, length) if recipe.data.packing else None,
+        )
+        if parallel.ranks > 1:
+            there = held(
+                *groups,
+                shard=shards,
+                zero=parallel.zero,
+                micros=micros,
+                weight_bytes=wide,
+                reduce_bytes=max(4, wide),
+                overlapped=device.type == "cpu",
+            )
+            case = replace(
+                case,
+                weights=there.weights,
+                gradients=there.gradients,
+                gathered=there.gathered,
+                travel=there.travel,
+            )
+        return replace(case, kinds=choose(recipe.memory.recompute, case))
 
     return of
 

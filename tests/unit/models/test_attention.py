@@ -145,8 +145,12 @@ def test_hooked_parts_are_called_as_they_are() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_the_path_follows_device_dtype_and_length() -> None:
+def test_the_path_follows_device_dtype_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert [choose(cpu, torch.float32, length) for length in (512, 1024)] == ["mask", "loop"]
     assert choose(cuda, torch.bfloat16, 512) == "varlen"
     assert choose(cuda, torch.float32, 512) == "loop"  # never a dense mask there
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, path in (((7, 5), "loop"), ((8, 0), "varlen")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        assert choose(cuda, torch.float16, 512) == path
