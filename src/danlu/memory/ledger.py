@@ -24,11 +24,13 @@ CHEAP = 0.1  # time of recomputing a block selectively, against fully: no matrix
 class Case:
     """All that decides the bytes of one update on one rank.
 
+    parameters     numbers learned, over all ranks
     rows, micros   of a micro-batch; micro-batches of an update
-    weight, product, moments   bytes of a weight's number, of a product's, and of all that the optimiser keeps
+    weight, product   bytes of a weight's number, and of a product's
+    weights, gradients, moments   bytes of them on this rank, at most
+    gathered, travel   where weights are cut over ranks: bytes of whole copies in use, and of buffers under way
     path     how packed rows are attended to; None: rows hold one document each
-    kinds    of recomputation, one a block: none is settled while there are none
-    shards   ranks that weights and moments are cut over; gathered: whether whole copies are made of them for use
+    kinds    of recomputation, one a block
     """
 
     shape: Shape
@@ -38,11 +40,13 @@ class Case:
     micros: int
     weight: int
     product: int
+    weights: int
+    gradients: int
     moments: int
     path: Path | None
-    kinds: tuple[Kind, ...]
-    shards: int = 1
-    gathered: bool = False
+    kinds: tuple[Kind, ...] = ()
+    gathered: int = 0
+    travel: int = 0
 
     @property
     def tokens(self) -> int:
@@ -53,6 +57,13 @@ class Case:
     def exact(self) -> int:
         """Bytes of a number in sums, softmax and the head's weight gradient."""
         return max(4, self.product)
+
+    @property
+    def block(self) -> int:
+        """Bytes of the weights of one block, or of their gradients, biases and norms left out."""
+        s = self.shape
+        products = 2 * (s.heads + s.key_value_heads) * s.head_dim + (3 if s.gated else 2) * s.inner_size
+        return products * s.hidden_size * self.weight
 
     @property
     def low(self) -> bool:
@@ -94,7 +105,7 @@ def kept(case: Case, kind: Kind) -> dict[str, int]:
         "norms": 2 * (n * d * w + scales + n * d * p),
         "attention": n * (joined + turned + q + cut) * p + scores + mask,
         "mlp": n * inner * p,
-        "weights side by side": 0 if case.gathered else copies,
+        "weights side by side": copies,
     }
 
 
@@ -124,9 +135,10 @@ def forecast(case: Case) -> Ledger:
     """The moment of an update at which most is held, and what is."""
     moments = {
         "in the language head": _head(case),
-        "in the backward of the last block": _last_block(case),
+        "in the backward of the last block": _backward(case),
+        "in the backward of the block before the last": _backward(case, after=1),
         "in the backward of the embedding": _embedding(case),
-        "in the update": _rest(case) | {"gradients": case.parameters * case.weight},
+        "in the update": _rest(case) | {"gradients": case.gradients},
     }
     name = max(moments, key=lambda name: sum(moments[name].values()))
     return Ledger(name, moments[name])
@@ -135,7 +147,7 @@ def forecast(case: Case) -> Ledger:
 def _rest(case: Case) -> dict[str, int]:
     """What is there all the time: weights, moments, and the rows of the whole update."""
     return {
-        "weights": case.parameters * case.weight,
+        "weights": case.weights,
         "moments": case.moments,
         "batch": 4 * INDEX * case.micros * case.tokens,
     }
@@ -152,12 +164,12 @@ def _activations(case: Case) -> dict[str, int]:
     if case.low:  # autocast keeps its copies of plain weights to the end of the update
         inner = s.heads * s.head_dim + s.inner_size * (1 if s.gated else 2)
         casts = s.layers * inner * s.hidden_size * case.product
-    return {"activations": blocks + turn + last + mask, "low weights": casts}
+    return {"activations": blocks + turn + last + mask, "low weights": casts, "gathered weights": case.gathered}
 
 
-def _gradients(case: Case, last: int) -> int:
-    """Gradients held while a backward runs: those of the last `last` parameters, or all from the second on."""
-    return case.parameters * case.weight if case.micros > 1 else last
+def _gradients(case: Case, own: int) -> dict[str, int]:
+    """Gradients held while a backward runs: its own, and from the second micro-batch on those of all weights."""
+    return {"gradients": own + (case.gradients if case.micros > 1 else 0)}
 
 
 def _head(case: Case) -> dict[str, int]:
@@ -174,21 +186,35 @@ def _head(case: Case) -> dict[str, int]:
     work = max(block + (product if pieces > 1 else 0), product + n * d * p)
     small = n * (2 * INDEX + 2 * 1 + 2 * e)
     return (
-        _rest(case)
-        | _activations(case)
-        | {"gradients": _gradients(case, 0) + v * d * e, "head": hidden + chunk + low + work + small}
+        _rest(case) | _activations(case) | _gradients(case, v * d * e) | {"head": hidden + chunk + low + work + small}
     )
 
 
-def _last_block(case: Case) -> dict[str, int]:
+def _backward(case: Case, after: int = 0) -> dict[str, int]:
+    """In a block's backward, with `after` blocks done: the gradients in its feed-forward part, where most are alive.
+
+    There the gradients of the product and of its two factors stand beside the factors, n (3 I) p more than was kept,
+    less the product itself. What is recomputed is there again.
+    """
     s, n, w, p = case.shape, case.tokens, case.weight, case.product
     d, i = s.hidden_size, s.inner_size
-    again = sum(kept(case, "none").values()) - sum(kept(case, case.kinds[-1]).values())
+    kinds = case.kinds[: len(case.kinds) - after]
+    if not kinds:
+        return {}
+    again = sum(kept(case, "none").values()) - sum(kept(case, kinds[-1]).values())
+    gone = sum(sum(kept(case, kind).values()) for kind in case.kinds[len(kinds) :])
+    activations = _activations(case)
+    activations["activations"] -= gone + n * d * w  # what the last norm kept is gone too
     stream = n * d * (w + (p if case.low else 0))
     inner = (2 if s.gated else 1) * n * i * p
-    made = s.vocab_size * d * case.exact
-    grads = _gradients(case, 0) + made + (0 if case.micros > 1 else i * d * w)
-    return _rest(case) | _activations(case) | {"gradients": grads, "backward": stream + inner + again - n * d * w}
+    done = case.block * after + i * d * w  # gradients of the blocks that are done, and of this one's last product
+    own = s.vocab_size * d * case.exact + (0 if case.micros > 1 else done)
+    return (
+        _rest(case)
+        | activations
+        | _gradients(case, own)
+        | {"backward": stream + inner + again, "travel": case.travel if after else 0}
+    )
 
 
 def _embedding(case: Case) -> dict[str, int]:
@@ -200,6 +226,8 @@ def _embedding(case: Case) -> dict[str, int]:
     table = s.vocab_size * s.hidden_size * case.weight
     again = table * ((2 if s.tied else 0) + (1 if case.micros > 1 else 0))
     return _rest(case) | {
-        "gradients": case.parameters * case.weight + again,
+        "gradients": case.gradients + again,
+        "gathered weights": case.gathered,
+        "travel": case.travel,
         "backward": case.tokens * s.hidden_size * case.weight,
     }

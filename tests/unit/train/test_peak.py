@@ -51,12 +51,23 @@ def tracked(world: World, recipe: str, overrides: list[str]) -> tuple[int, int]:
             tracker.hold("batch", [batch.tokens, batch.labels, batch.positions, batch.documents])
         step(run, batches)
     run.source.close()
-    print(forecast(materials.case), tracker.parts(), [str(p) for p in tracker.pieces()[:40]])
     return forecast(materials.case).peak, tracker.peak
 
 
-@pytest.mark.parametrize("plan", [["parallel.shard=2"], ["parallel.replicate=2", "parallel.shard=1"]], ids=" ".join)
+WIDE = ["model.hidden_size=128", "model.intermediate_size=384", "data.sequence_length=64", "batch.global_batch_size=16"]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ["batch.micro_batch_size=8"],
+        ["batch.micro_batch_size=4", "parallel.zero=2"],
+        ["batch.micro_batch_size=8", "parallel.shard=1", "parallel.replicate=2"],
+    ],
+    ids=" ".join,
+)
 def test_two_ranks(ranks: Ranks, tmp_path: Path, plan: list[str]) -> None:
+    """Buffers of what travels are forecast as if all were full at once, so rather too much than too little."""
     recipe = str(write_recipe(tmp_path))
-    for need, held in ranks.run(tracked, recipe, ["memory.precision=fp32", *plan], size=2):
-        assert need == pytest.approx(held, rel=0.05)
+    for need, held in ranks.run(tracked, recipe, ["memory.precision=fp32", *WIDE, *plan], size=2):
+        assert 0.95 * held <= need <= 1.15 * held
