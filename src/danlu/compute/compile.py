@@ -20,10 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from danlu.compute import graphs
+from danlu.core.contracts import Cache
 from danlu.core.paths import write_whole
+from danlu.models.attention import Scope
+from danlu.models.rope import Rotation
 
 Compile = bool | Literal["auto", "graphs"]
+Forward = Callable[[Tensor, Rotation | None, Scope, Cache | None], Tensor]
 Say = Callable[[str], None]
+
+BACKEND = "inductor"
 
 # Seconds until the first block has run: measured for a Llama of 384 x 6 on two cores; on a GPU a guess.
 COLD, WARM = {"cpu": 30.0, "cuda": 40.0}, {"cpu": 8.0, "cuda": 8.0}
@@ -33,6 +39,7 @@ GAIN = {"cpu": 0.12, "cuda": 0.2}
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
 MARGIN = 2.0  # how many times over it must repay: both sides are estimates
 USE = 0.5  # share of the peak rate at which an update is taken to run
+SLOWEST, UNKNOWN = 5e9, 5e13  # FLOP/s: below what any device runs at; of a device whose peak nobody knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +56,37 @@ class Choice:
 
 
 def choose(
-    asked: Compile, *, device: torch.device, ranks: int, updates: int, seconds: float, cost: Cost | None = None
+    asked: Compile,
+    *,
+    device: torch.device,
+    ranks: int,
+    updates: int,
+    flops: float,
+    peak: Callable[[], float | None],
+    cost: Cost,
 ) -> Choice:
     """Settles `auto`, and what cannot be done here is not done; `why` says it.
 
-    updates, seconds: of the run, and of one update as it would be without. Raises InputError for graphs where there
-    can be none.
+    updates: of the run; flops: of an update on one rank; peak: asks for the device's peak rate, FLOP/s (None: not
+    known), only where the answer matters. Raises InputError for graphs where there can be none.
     """
     if asked == "graphs":
         graphs.refuse(device, ranks=ranks)
     if asked is False:
         return Choice(False, "compile: off, as asked")
     if missing := lacking(device):
-        said = "true" if asked is True else asked
-        return Choice(False, f"compile {said}: off, since {missing}; blocks run as written")
+        return Choice(False, f"compile {str(asked).lower()}: off, since {missing}; blocks run as written")
     if asked != "auto":
         return Choice(asked, "compile: blocks are compiled, as asked")
-    cost = cost or Cost(COLD[device.type], "estimated")
-    saved = updates * seconds * GAIN[device.type]
-    figures = f"about {_span(saved)} saved over {updates} updates, {_span(cost.seconds)} to compile ({cost.known})"
-    if saved > MARGIN * cost.seconds:
-        return Choice(True, f"compile auto: on; {figures}")
-    return Choice(False, f"compile auto: off, the run is too short to repay it; {figures}")
+    gain, needed = GAIN[device.type] * updates, MARGIN * cost.seconds
+    about = f"saved over {updates} updates, {_span(cost.seconds)} to compile ({cost.known})"
+    most = gain * flops / SLOWEST
+    if most <= needed:
+        return Choice(False, f"compile auto: off, the run is too short to repay it: at most {_span(most)} {about}")
+    saved = gain * flops / (USE * (peak() or UNKNOWN))
+    if saved <= needed:
+        return Choice(False, f"compile auto: off, the run is too short to repay it: about {_span(saved)} {about}")
+    return Choice(True, f"compile auto: on: about {_span(saved)} {about}")
 
 
 def lacking(device: torch.device) -> str:
@@ -82,11 +98,6 @@ def lacking(device: torch.device) -> str:
     if device.type not in GAIN:
         return f"it is not known to pay on {device.type}"
     return ""
-
-
-def seconds_of(flops: float, *, peak: float | None) -> float:
-    """Seconds that an update of so many FLOPs on this rank takes, by the device's peak rate (None: 50 TFLOP/s)."""
-    return flops / (USE * (peak or 5e13))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +154,7 @@ class Compiled:
         *,
         say: Say,
         done: Callable[[float], None] = lambda seconds: None,
-        backend: str = "inductor",
+        backend: str = BACKEND,
         options: dict[str, Any] | None = None,
     ) -> None:
         self.say, self.done = say, done
@@ -152,35 +163,42 @@ class Compiled:
         for block in blocks:
             block.forward = partial(self._run, block.forward)
 
-    def _run(self, written: Callable[..., Tensor], hidden: Tensor, *more: Any) -> Tensor:
+    def _run(
+        self,
+        written: Forward,
+        hidden: Tensor,
+        turn: Rotation | None,
+        seen: Scope,
+        cache: Cache | None = None,
+    ) -> Tensor:
         """One block's forward. `written` is the same, uncompiled."""
         self.shape = self.shape or hidden.shape
         if not self.on or not torch.is_grad_enabled() or hidden.shape != self.shape:
-            return written(hidden, *more)
-        if self.seconds:
-            return self._compiled(written, hidden, *more)
+            return written(hidden, turn, seen, cache)
+        if seen.cuts is not None:  # there are as many as documents: one code for any number
+            torch._dynamo.mark_dynamic(seen.cuts, 0)
         start = time.perf_counter()
-        out = self._compiled(written, hidden, *more)
-        self.seconds = time.perf_counter() - start
-        if self.on:
+        out = self._compiled(written, hidden, turn, seen)
+        if self.on and not self.seconds:
+            self.seconds = time.perf_counter() - start
             self.say(f"compile: the blocks' code was ready after {self.seconds:.1f} s")
             self.done(self.seconds)
         return out
 
-    def _compiled(self, written: Callable[..., Tensor], hidden: Tensor, *more: Any) -> Tensor:
+    def _compiled(self, written: Forward, hidden: Tensor, turn: Rotation | None, seen: Scope) -> Tensor:
         try:
-            return self.code(written, hidden, *more)
+            return self.code(written, hidden, turn, seen)
         except Exception as error:
             if not type(error).__module__.startswith(COMPILERS):
                 raise
             self.on = False
             first = str(error).strip().partition("\n")[0][:200]
             self.say(f"compile: it failed ({type(error).__name__}: {first}); from here on blocks run as written")
-            return written(hidden, *more)
+            return written(hidden, turn, seen, None)
 
 
-def _forward(written: Callable[..., Tensor], hidden: Tensor, *more: Any) -> Tensor:
-    return written(hidden, *more)
+def _forward(written: Forward, hidden: Tensor, turn: Rotation | None, seen: Scope) -> Tensor:
+    return written(hidden, turn, seen, None)
 
 
 def _span(seconds: float) -> str:

@@ -23,6 +23,7 @@ from danlu.core.errors import Failure
 T = TypeVar("T")
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 LAUNCHER = "DANLU_LAUNCHER"  # the process id of our own launcher
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # where torch keeps compiled code
 PATIENCE = timedelta(days=7)  # while starting: the first rank may tokenise for hours while the others wait
 
 
@@ -167,6 +168,22 @@ def be_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def compiled_folder() -> Path:
+    """Where torch keeps compiled code: in the user's cache, unless TORCHINDUCTOR_CACHE_DIR says otherwise."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get(COMPILED) or cache / "danlu" / "compiled")
+
+
+def keep_compiled() -> None:
+    """Compiled code is kept there from now on, for the next run; nobody else may write there."""
+    folder = compiled_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return  # torch then keeps it where it does by itself
+    os.environ[COMPILED] = str(folder)
 
 
 def variables() -> Mapping[str, str]:

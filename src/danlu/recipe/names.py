@@ -297,6 +297,18 @@ NAMES: dict[str, str] = {
     "offload_params": "memory.offload: [weights, gradients, optimizer]",
     "optimizer_cpu_offload": "memory.offload: [optimizer]",
     "optimizer_offload": "memory.offload: [optimizer]",
+    # compiled code
+    "torch_compile": "compile",
+    "torchcompile": "compile",
+    "use_torch_compile": "compile",
+    "enable_compile": "compile",
+    "training.compile": "compile",
+    "compile_model": "compile",
+    "torch_compile_backend": "compile",
+    "torch_compile_mode": "compile (graphs: reduce-overhead)",
+    "cuda_graphs": "compile: graphs",
+    "enable_cuda_graph": "compile: graphs",
+    "use_cuda_graphs": "compile: graphs",
     # the layout
     "data_parallel_replicate_degree": "parallel.replicate",
     "data_parallel_size": "parallel.replicate",
@@ -319,7 +331,6 @@ NAMES: dict[str, str] = {
     "overlap_grad_reduce": "not needed (gradients travel beside the backward)",
     "overlap_param_gather": "not needed (weights are gathered beside the block before)",
     "reduce_bucket_size": "not needed (gradients travel a block at a time)",
-    "accumulate_allreduce_grads_in_fp32": "not needed (gradients are reduced in at least fp32)",
     "grad_reduce_in_fp32": "not needed (gradients are reduced in at least fp32)",
     "communication_data_type": "not needed (gradients are reduced in at least fp32)",
     "mixed_precision_reduce": "not needed (gradients are reduced in at least fp32)",
@@ -402,7 +413,6 @@ NAMES: dict[str, str] = {
 # Words of the plan that a recipe may not use yet: refused, never ignored.
 PLANNED: dict[str, Planned] = {
     "adapter": Planned(built=("null",), advice="leave adapter out, or null"),
-    "compile": Planned(built=("false",), advice="blocks run as they are"),
     "data.kind": Planned(values=frozenset({"chats", "preferences", "prompts", "images", "masked"}), built=("corpus",)),
     "data.images": Planned(advice="a corpus is text"),
     "memory.precision": Planned(

@@ -91,6 +91,9 @@ class Recipe:
     parallel: Parallel = setting(Parallel(), "how ranks are laid out")
     checkpoint: Checkpoint = setting(Checkpoint(), "when the run is saved, and what is kept")
     evaluate: Evaluate = setting(Evaluate(), "when the run is measured on held-out text")
+    compile: bool | Literal["auto", "graphs"] = setting(
+        "auto", "blocks run as compiled code; auto: where the run is long enough to repay it; graphs: and CUDA graphs"
+    )
     deterministic: bool = setting(
         False, "the same run gives the same bits on a GPU too; slower, and what cannot do so is refused"
     )
@@ -120,6 +123,7 @@ def resumes(old: Recipe, new: Recipe) -> tuple[list[Difference], list[Difference
         free = section in ("parallel", "checkpoint", "evaluate", "monitor") or path in (
             "batch.micro_batch_size",
             "folder",
+            "compile",
             "data.workers",
             "data.prefetch",
         )
@@ -130,6 +134,41 @@ def resumes(old: Recipe, new: Recipe) -> tuple[list[Difference], list[Difference
         )
         (allowed if free or longer or moved else refused).append((path, before, after))
     return allowed, refused
+
+
+def branches(old: Recipe, new: Recipe) -> tuple[list[Difference], list[tuple[str, str]]]:
+    """What a run gone back to a checkpoint may change from there on, and what it may not, with why: (path, old, new)
+    and (path, sentence).
+
+    Besides what any run may change on its way: its length, its batch, and how gradients become updates, by the same
+    optimiser. What the weights, their moments and the position in the data mean must stay.
+    """
+    allowed, others = resumes(old, new)
+    refused = []
+    for path, before, after in others:
+        switched = path.startswith("optimizer.average") and None in (old.optimizer.average, new.optimizer.average)
+        free = path in (*DURATIONS, "name", "deterministic") or path.startswith("batch.")
+        free = free or (path.startswith("optimizer.") and path != "optimizer.kind" and not switched)
+        free = free or (path == "memory.precision" and {before, after} <= {"fp32", "bf16", "fp8"})  # weights are fp32
+        if free:
+            allowed.append((path, before, after))
+        else:
+            section = "optimizer.average" if switched else path.partition(".")[0]
+            refused.append((path, f"is {before} in the checkpoint's run, and cannot become {after}: {FIXED[section]}"))
+    return allowed, refused
+
+
+FIXED = {
+    "format": "it is the file's own",
+    "seed": "the order of the data follows from it, and with it what was read so far",
+    "model": "the weights would not fit",
+    "data": "where the run stands in the data would mean nothing",
+    "objective": "what the weights were trained for would be another thing",
+    "optimizer": "what it keeps of each weight would mean nothing to another kind",
+    "optimizer.average": "the average of the weights so far is kept from the first update on, or not at all",
+    "memory": "the weights and what the optimiser keeps are stored in that precision",
+    "adapter": "the weights would not fit",
+}
 
 
 def _is_share(*values: Any) -> bool:

@@ -3,6 +3,7 @@
 assemble   a recipe becomes a run; the only place that knows the order
 data       raw files become a run's sources
 forecast   how much memory a run needs: what each room says of its part, put together
+compiling  whether blocks are compiled, settled once, and blocks compiled
 trial      a micro-batch that was forecast to fit is tried; what is said when memory runs out
 peak       the forecast of memory against what was really held, once in a run
 run        the state of one run

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from danlu.compute.compile import Choice
 from danlu.compute.layer import ComputeLayer
 from danlu.compute.mesh import Parallel
 from danlu.compute.shard import held, materialise, shard
@@ -40,7 +41,7 @@ from danlu.models.start import fill
 from danlu.monitor.noise import NoiseScale
 from danlu.optim.layer import OptimLayer
 from danlu.recipe.recipe import Recipe
-from danlu.train import forecast
+from danlu.train import compiling, forecast
 from danlu.train.data import open_sets
 from danlu.train.forecast import Sizes
 from danlu.train.run import Run
@@ -71,6 +72,7 @@ class Materials:
     total: int
     sizes: Sizes
     data_id: str
+    compiled: Choice
     held_id: str = ""
     fallbacks: tuple[str, ...] = ()
     untried: bool = False
@@ -126,8 +128,13 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
         **common,
     )
     held = Held(sets.validation, batch_size=micro, **common) if sets.validation else None
+    total, full = _updates(recipe, rows), rows.global_batch_size
+    compiled = compiling.settle(
+        recipe, shape=shape, precision=precision, micro=micro, rows=full, updates=total, world=world, device=device
+    )
     resolved = replace(
         recipe,
+        compile=compiled.compile,
         model=family if start is None else recipe.model,
         batch=replace(recipe.batch, global_batch_size=rows.global_batch_size, micro_batch_size=micro),
         memory=replace(recipe.memory, precision=precision.name),
@@ -143,10 +150,11 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
         start=start,
         rows=rows,
         held=held,
-        total=_updates(recipe, rows),
+        total=total,
         sizes=sizes,
         untried=given == "auto",
         data_id=sets.identity,
+        compiled=compiled,
         held_id=sets.held,
         fallbacks=(*remarks(recipe.memory.precision, precision, device, shape.sides), *away.said),
         offload=away,
@@ -167,6 +175,7 @@ def build(materials: Materials) -> Run:
         model = materials.family.build()
     apply(model, materials.precision)
     recompute.apply(model, materials.case.kinds)
+    compiling.compiled(model, materials.compiled, recipe, precision=materials.precision, world=world, device=device)
     shards, away = None, materials.offload
     if away.weights:
         alone(backend=backend_for(device))
@@ -192,8 +201,11 @@ def build(materials: Materials) -> Run:
         carry=_rounding(materials, named),
     )
     _keep_states(materials, optim)
+    graphed = materials.compiled.compile == "graphs"
     return Run(
-        compute=ComputeLayer(model, world=world, device=device, upstream=memory.upstream, shards=shards),
+        compute=ComputeLayer(
+            model, world=world, device=device, upstream=memory.upstream, shards=shards, graphed=graphed
+        ),
         memory=memory,
         optim=optim,
         objective=recipe.objective,
