@@ -25,6 +25,7 @@ class Harm:
 
     scaled   their loss and gradients are so many times what they should be
     foreign  every byte of them is another one
+    faster   the rate of the update that reads them is so many times what it was at the one before, and stays so
     blown    after the update that read them every weight is so many times what it was
     first, last   the updates, counted from 1, that would read them in a run that never went back
     """
@@ -34,6 +35,7 @@ class Harm:
     scaled: float = 1.0
     blown: float = 1.0
     foreign: bool = False
+    faster: float = 1.0
 
     def __call__(self) -> None:
         """The process is prepared."""
@@ -72,6 +74,11 @@ class Harm:
                     for weight in layer.weights.values():
                         weight.mul_(self.blown)
 
+        def rate(layer: Any, update: int) -> float:
+            times = max(0, min(reading, self.last) - self.first + 1)
+            return known(layer, update) * self.faster**times
+
+        known, OptimLayer.rate = OptimLayer.rate, rate  # type: ignore[method-assign]
         Rows.take, ComputeLayer.forward_backward, OptimLayer.step = taken, worked, moved  # type: ignore
 
 
@@ -126,7 +133,7 @@ def test_hurt_weights_are_gone_back_from(tmp_path: Path, ranks: int) -> None:
 
 def test_a_slow_divergence_is_gone_back_from(tmp_path: Path) -> None:
     here = runs.write_recipe(tmp_path, steps=90)
-    slow = Harm(first=40, last=75, blown=1.05)
+    slow = Harm(first=40, last=70, faster=1.1)
     assert runs.finish(here, "checkpoint.keep_last=-1", prepare=slow) == 0, runs.said(here)
     [back] = runs.events(here, "rolled_back")
     assert back["to"] <= 48 < back["from"] <= 80 and "diverges" in back["cause"]

@@ -7,13 +7,14 @@ import difflib
 import importlib
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
 from danlu import __version__
 from danlu.core.errors import Failure, InputError
 
-VERBS = ("train", "generate", "check", "recipes", "tokenizer", "doctor")
+VERBS = ("train", "rollback", "generate", "check", "recipes", "tokenizer", "doctor")
 LATER = (
     "chat",
     "eval",
@@ -28,7 +29,6 @@ LATER = (
     "serve",
     "board",
     "runs",
-    "rollback",
     "adopt",
     "launch",
 )
@@ -44,11 +44,13 @@ def program() -> int:
     """``main``, as a process of its own, which ends with it.
 
     One rank of several ends at once, once all it wrote is on its way: taken apart piece by piece, gloo's threads now
-    and then abort a process whose work is done, and its launcher would call that a failure.
+    and then abort a process whose work is done, and its launcher would call that a failure. So does one that failed and
+    has a thread left: that waits for a disk which does not answer, perhaps for ever.
     """
     code = main()
     world = sys.modules.get("danlu.core.world")
-    if world and world.here().size > 1:
+    stuck = code and any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
+    if stuck or (world and world.here().size > 1):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

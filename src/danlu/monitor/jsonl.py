@@ -38,7 +38,7 @@ class Lines:
                 raise
 
     def amend(self, facts: Mapping[str, object], *, step: int) -> None:
-        """The last line, if it is of this step, has these facts, too; a crash leaves it as it was, or as it shall be."""
+        """The last line, if it is of this step, has these facts, too; a crash leaves the old or the new."""
         with self._lock:
             if self._file.closed:
                 return

@@ -80,11 +80,6 @@ class Spotter:
         return Limits(loss=self._usual["loss"].limit, norm=self._usual["gradient norm"].limit)
 
     @property
-    def usual_loss(self) -> float:
-        """The median of the last losses; infinite before there are any."""
-        return self._usual["loss"].median
-
-    @property
     def spiking(self) -> bool:
         """Whether any of the last updates was a spike."""
         return any(self._last)

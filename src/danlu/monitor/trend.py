@@ -20,6 +20,7 @@ BLOCK = 16  # updates
 RECENT = 64  # updates that the noise is taken from
 CERTAIN = 4.0  # times its noise that a level must have moved
 GAIN = 0.002  # share of the loss that is no gain worth the name
+WORN, LAST = 1.25, 5  # times the lowest level, of so many last updates
 SWING = 4.0  # times as much noise as when it was calmest
 
 
@@ -47,6 +48,12 @@ class Trend:
     def rising(self) -> bool:
         """Whether it was found to rise or to swing."""
         return not self._said.isdisjoint(("rising", "swinging"))
+
+    @property
+    def worn(self) -> bool:
+        """Whether the last losses are above the lowest level: what ails the run began before it was seen."""
+        last = list(self._recent)[-LAST:]
+        return len(last) == LAST and median(last) > WORN * self.lowest
 
     def see(self, reading: Reading, dead: tuple[str, ...] = ()) -> tuple[list[Finding], Trouble | None]:
         """What there is to tell of the course so far, and the trouble that the run is in. ``dead``: layers without a

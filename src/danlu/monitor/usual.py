@@ -1,7 +1,8 @@
-"""What is usual for a number of this run, by its median and its median absolute deviation, and what is far above it.
+"""What is usual for a number of this run, by its median and the median difference of neighbours, and what is far above.
 
-Both bear any outlier among fewer than half of the values, and outliers are kept out besides, so that one spike hides no
-other. Losses and norms are looked at on a log scale, where their spread is alike at every height.
+Both bear outliers among fewer than a quarter of the values, and outliers are kept out besides, so that one spike hides
+no other. Differences of neighbours, unlike those from the median, are not widened by a loss that falls fast, as at the
+start. Losses and norms are looked at on a log scale, where their spread is alike at every height.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from itertools import pairwise
 
 DEVIATION = 1.4826  # standard deviations of a normal distribution in one median absolute deviation
 LEAST = 20  # values before anything can be called unusual
+LAST = 24  # values that the median is taken over; the spread is taken over all
 
 
 class Usual:
     """The last values above zero. ``limit``: what is above it is a spike; infinite until there are enough values.
+    ``median``: of the very last ones, so that it follows a loss that falls fast.
 
     A spike is at once ``ratio`` times the median and ``deviations`` robust standard deviations above it.
     """
@@ -47,13 +50,12 @@ class Usual:
         if not self._logs:
             self.limit = self.median = math.inf
             return
-        middle = median(self._logs)
+        middle = median(list(self._logs)[-LAST:])
         self.median = math.exp(middle)
         if len(self._logs) < LEAST:
             self.limit = math.inf
             return
-        spread = DEVIATION * median([abs(each - middle) for each in self._logs])
-        above = middle + max(self.ratio, self.deviations * spread)
+        above = middle + max(self.ratio, self.deviations * noise(list(self._logs)))
         self.limit = math.exp(above) if above < 700 else math.inf
 
 

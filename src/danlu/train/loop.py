@@ -6,15 +6,14 @@ import gc
 import secrets
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 
 from danlu.checkpoint.load import Found, newest
-from danlu.checkpoint.lock import Lock
 from danlu.checkpoint.model import settle
 from danlu.checkpoint.save import NotSaved, Outcome, Saver
 from danlu.compute.norms import layer_norms
@@ -35,9 +34,10 @@ from danlu.monitor.watch import Guard, Watch
 from danlu.recipe import yaml
 from danlu.recipe.recipe import Recipe
 from danlu.train.assemble import Materials, build, gather
-from danlu.train.begin import asked, move_aside, open_folder, open_watch, over, published, same_data
+from danlu.train.begin import asked, locked, move_aside, open_folder, open_watch, over, published, same_data
 from danlu.train.finish import finish, rehearse
 from danlu.train.measure import measure
+from danlu.train.peak import Peak
 from danlu.train.retreat import go_back, last_good
 from danlu.train.run import Run
 from danlu.train.signals import Told, listening
@@ -78,7 +78,7 @@ def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, re
     folder = RunFolder(recipe.run_folder)
     if restart:
         worlds.once(world, lambda: move_aside(folder, logger.info))
-    with _locked(folder, world):
+    with locked(folder, world):
         opened = worlds.once(world, lambda: open_folder(recipe, folder, ranks=world.size, announce=logger.info))
         worlds.first_only(world, lambda: settle(folder.model))
         found = worlds.once(world, lambda: newest(folder.checkpoints))
@@ -102,27 +102,6 @@ def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, re
                 rehearse(run, materials, folder)
             Loop(run, materials, folder, told, found, ended=ended).go()
     return folder
-
-
-@contextmanager
-def _locked(folder: RunFolder, world: World) -> Iterator[None]:
-    """No other run is at work in the folder; the first rank holds it for all."""
-
-    def take() -> Lock:
-        try:
-            return Lock(folder.lock)
-        except OSError as error:
-            raise InputError(
-                f"{folder.root}: no run can be kept there ({error.strerror}: {error.filename}); "
-                "give it another place with folder=…"
-            ) from None
-
-    lock = worlds.first_only(world, take)
-    try:
-        yield
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 def _bereft(told: Told, said: str) -> Failure:
@@ -159,6 +138,7 @@ class Loop:
         )
         early = recipe.evaluate.early_stopping
         self.stopping = None if early is None else Stopping(patience=early.patience, min_delta=early.min_delta)
+        self.peak = Peak(run, materials)
         self.watch: Watch | Guard = open_watch(run, materials, folder, found, room=self.saver.room)
         self.stopped_early = ended and run.step < materials.total  # but its model was not yet published
         self.missed: str | None = None  # why the newest state was not saved
@@ -238,8 +218,9 @@ class Loop:
         """One update; gives what the ranks agree is to follow."""
         run = self.run
         self.at, run.limits = run.source.state(), self.watch.health.limits
-        with self._traced(run.step + 1):
+        with self._traced(run.step + 1), self.peak.watching(run):
             report = step(run, run.source.take(self.materials.micros))
+        report = self.peak.told(report, self.watch.event)
         if not report.sound:  # whichever rank met it, its samples are to be known
             report = replace(report, samples=worlds.together(run.compute.world, report.samples))
         signal = self.watch(replace(report, data_seconds=run.source.waited))
@@ -281,7 +262,7 @@ class Loop:
         trouble = health.trouble
         assert trouble is not None and self.recipe.monitor.spikes is not None
         self._settle(self.saver.finish())
-        found = worlds.once(run.compute.world, lambda: last_good(folder.checkpoints, trouble))
+        found = worlds.once(run.compute.world, lambda: last_good(folder.checkpoints, trouble, self.rollbacks))
         many = len(self.rollbacks) >= self.recipe.monitor.spikes.max_rollbacks
         by_data = bool(self.rollbacks) and self.rollbacks[-1]["likely"] == Likely.DATA
         if (found is None and trouble.kind == "spikes") or (many and by_data):
@@ -307,10 +288,12 @@ class Loop:
         self.told.stop_listening()
         worlds.meet(self.run.compute.world)
         likely = Likely.DATA if self.watch.unshuffled else Likely.RATE
-        times = len(self.rollbacks)
-        went = f" It went back {times} times already (monitor.spikes.max_rollbacks)." if times else ""
-        kept = "No checkpoint from before it is kept" if found is None else f"Step {found.step} is from before it"
-        raise Unhealthy(f"Stopped at step {trouble.step}: {trouble.cause} {remedy(likely)}{went} {kept}.")
+        if found is None:
+            why = "No checkpoint from before it is kept."
+        else:
+            most = f"{len(self.rollbacks)} times before, and may not again (monitor.spikes.max_rollbacks)"
+            why = f"The run went back {most}; the checkpoint of step {found.step} is from before it."
+        raise Unhealthy(f"Stopped at step {trouble.step}: {trouble.cause} {remedy(likely)} {why}")
 
     def _take_up(self, facts: Mapping[str, Any]) -> None:
         """What stands beside the weights is as the checkpoint's facts say."""
@@ -376,7 +359,6 @@ class Loop:
             "stopping": self.stopping.state() if self.stopping else None,
             "owing": self.owing,
             "health": self.watch.health.state(),
-            "usual_loss": self.watch.health.usual_loss,
             "at": self.at,
             "rollbacks": self.rollbacks,
             "asked": asked(self.recipe),

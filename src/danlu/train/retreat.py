@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,20 @@ from danlu.monitor.spikes import Trouble
 from danlu.train.run import Run
 from danlu.train.state import restore
 
+SOON = 32  # updates
+FAR = 1.3  # times the loss of what was learned from last
 
-def last_good(folder: Path, trouble: Trouble) -> Found | None:
+
+def last_good(folder: Path, trouble: Trouble, rollbacks: Sequence[Mapping[str, Any]] = ()) -> Found | None:
     """The newest whole checkpoint from before the trouble, every byte of it looked at; None where there is none.
 
     A slow divergence may have begun before every checkpoint that is kept: then the oldest of them will do, unless the
-    loss was never lower than at the start.
+    loss was never lower than at the start. A run in trouble again soon after it went back goes back further, if it can.
     """
     kept = sorted(step for step in whole(folder) if step < trouble.step) if folder.is_dir() else []
     good = [step for step in reversed(kept) if step <= trouble.before]
+    if rollbacks and trouble.step - (last := rollbacks[-1])["to"] <= max(SOON, 2 * (last["from"] - last["to"])):
+        good = [step for step in good if step < last["to"]] or good
     if not good and trouble.kind == "rise" and trouble.before:
         good = kept[:1]
     for step in good:
@@ -67,12 +72,24 @@ def go_back(
 
 
 def _blame(run: Run, found: Found, trouble: Trouble, *, micros: int, at: Mapping[str, int]) -> Likely:
-    """Whether the samples are to blame or what the weights had become: the weights of before are asked about the same
-    samples. If they find them as unlike the rest, it is the samples."""
+    """Whether the samples are to blame or what the weights had become: the weights of before, which the run has now,
+    are asked about the samples that showed the trouble and about those that they learned from last. If they, too, find
+    the former far from the latter, it is the samples."""
+    known = found.manifest.facts.get("at")
+    try:
+        before = _loss(run, known, micros) if known else trouble.usual
+        harder = _loss(run, at, micros) / before
+    except InputError:  # not one label
+        return Likely.RATE
+    return Likely.DATA if harder > max(math.sqrt(trouble.loss / trouble.usual), FAR) else Likely.RATE
+
+
+def _loss(run: Run, at: Mapping[str, int], micros: int) -> float:
+    """The loss of the global batch at a position, by the weights of now."""
     run.source.seek(at)
     try:
         with run.memory.policy():
-            loss = evaluate(
+            return evaluate(
                 lambda batch: run.compute.forward(batch),
                 (run.memory.fetch(batch) for batch in run.source.take(micros)),
                 run.objective,
@@ -80,10 +97,5 @@ def _blame(run: Run, found: Found, trouble: Trouble, *, micros: int, at: Mapping
                 model=run.compute.model,
                 frozen=run.frozen,
             ).loss
-    except InputError:  # not one label
-        return Likely.RATE
     finally:
         run.compute.release()
-    before = found.manifest.facts.get("usual_loss") or trouble.usual
-    halfway = before * math.sqrt(max(trouble.loss / trouble.usual, 1.0))
-    return Likely.DATA if loss > max(halfway, 1.1 * before) else Likely.RATE
