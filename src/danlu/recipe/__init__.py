@@ -3,5 +3,6 @@
 recipe     Recipe and BatchSize, what must hold between their settings, and what a resumed run may change
 yaml       recipes are found by name or path, read, completed and saved
 shelf      the recipes that come with danlu, in shipped/
-names      what other tools call our settings, and what is known but not built yet
+names      what other tools call our settings
+planned    what is known and not built yet, so refused
 """

@@ -9,7 +9,8 @@ from pathlib import Path
 from danlu.core import config
 from danlu.core.paths import write_whole
 from danlu.core.schema import Rules
-from danlu.recipe.names import NAMES, PLANNED
+from danlu.recipe.names import NAMES
+from danlu.recipe.planned import PLANNED
 from danlu.recipe.recipe import CHECKS, Recipe
 from danlu.recipe.shelf import SHIPPED, find
 

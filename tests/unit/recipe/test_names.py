@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from danlu.core.fields import walk
-from danlu.recipe.names import LATER, NAMES, PLANNED
+from danlu.recipe.names import LATER, NAMES
+from danlu.recipe.planned import PLANNED
 from danlu.recipe.recipe import Recipe
 
 PATHS = {place.path for place in walk(Recipe)}
