@@ -31,7 +31,7 @@ ALIGNED = 64  # bytes; a state begins at a multiple of it
 MOVING, BEHIND = 3, 2  # buckets in memory; buckets that wait to be written
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Piece:
     """Numbers `start` to `stop` of what this rank holds of a weight, in a group of the optimiser's; or all of it."""
 
