@@ -135,7 +135,8 @@ def main() -> None:
         figures = sizes[place]
         print(
             f"states in {place:6}: {statistics.median(spans[place]):7.3f} s an update; resident "
-            f"{figures['peak_mb']:.0f} MB at most, {figures['between_mb']:.0f} MB between updates; states in tensors {figures['states_mb']:.0f} MB"
+            f"{figures['peak_mb']:.0f} MB at most, {figures['between_mb']:.0f} MB between updates; "
+            f"states in tensors {figures['states_mb']:.0f} MB"
         )
     gone = sizes["memory"]["between_mb"] - sizes["file"]["between_mb"]
     print(
