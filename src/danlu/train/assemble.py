@@ -42,7 +42,7 @@ from danlu.monitor.noise import NoiseScale
 from danlu.optim.layer import OptimLayer
 from danlu.recipe.recipe import Recipe
 from danlu.train import compiling, forecast
-from danlu.train.data import open_sets
+from danlu.train.data import Sets, open_sets
 from danlu.train.forecast import Sizes
 from danlu.train.run import Run
 
@@ -108,26 +108,7 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
     data = recipe.data
     cache = Path(recipe.folder) / ".cache"
     sets = open_sets(data, tokenizer, vocab_size=shape.vocab_size, cache=cache, world=world, announce=announce)
-    common: dict[str, Any] = {
-        "sequence_length": data.sequence_length,
-        "pad_id": tokenizer.pad_id,
-        "packing": data.packing,
-        "vocab_size": shape.vocab_size,
-        "rank": world.rank,
-        "size": world.size,
-        "pin": device.type == "cuda",
-    }
-    rows = Rows(
-        sets.train,
-        global_batch_size=recipe.batch.rows(data.sequence_length),
-        ramp=recipe.batch.ramp,
-        seed=recipe.seed,
-        epochs=recipe.num_train_epochs,
-        workers=data.workers,
-        prefetch=data.prefetch,
-        **common,
-    )
-    held = Held(sets.validation, batch_size=micro, **common) if sets.validation else None
+    rows, held = _read(recipe, sets, tokenizer, vocab_size=shape.vocab_size, micro=micro, world=world, device=device)
     total, full = _updates(recipe, rows), rows.global_batch_size
     compiled = compiling.settle(
         recipe, shape=shape, precision=precision, micro=micro, rows=full, updates=total, world=world, device=device
@@ -159,6 +140,40 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
         fallbacks=(*remarks(recipe.memory.precision, precision, device, shape.sides), *away.said),
         offload=away,
     )
+
+
+def _read(
+    recipe: Recipe,
+    sets: Sets,
+    tokenizer: Tokenizer,
+    *,
+    vocab_size: int,
+    micro: int,
+    world: World,
+    device: torch.device,
+) -> tuple[Rows, Held | None]:
+    """The rows that are learned, and those that are held out, if there are."""
+    data = recipe.data
+    common: dict[str, Any] = {
+        "sequence_length": data.sequence_length,
+        "pad_id": tokenizer.pad_id,
+        "packing": data.packing,
+        "vocab_size": vocab_size,
+        "rank": world.rank,
+        "size": world.size,
+        "pin": device.type == "cuda",
+    }
+    rows = Rows(
+        sets.train,
+        global_batch_size=recipe.batch.rows(data.sequence_length),
+        ramp=recipe.batch.ramp,
+        seed=recipe.seed,
+        epochs=recipe.num_train_epochs,
+        workers=data.workers,
+        prefetch=data.prefetch,
+        **common,
+    )
+    return rows, Held(sets.validation, batch_size=micro, **common) if sets.validation else None
 
 
 def refuse(recipe: Recipe, *, ranks: int) -> None:
