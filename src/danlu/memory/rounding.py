@@ -90,14 +90,14 @@ def round_into(low: Tensor, exact: Tensor, *, key: int, shape: Sequence[int], of
         return
     rows = exact.reshape(exact.shape[0] if exact.dim() else 1, -1)
     into = low.view(rows.shape)
-    inner = _places(tuple(shape[1:]), tuple(offset[1:]), tuple(exact.shape[1:]), exact.device)
+    # Places modulo 2**32: two that lie so far apart may share a draw.
+    inner = _places(tuple(shape[1:]), tuple(offset[1:]), tuple(exact.shape[1:]), exact.device).to(torch.int32)
     stride, first = _numel(shape[1:]), offset[0] if offset else 0
     most = max(1, (CHUNK if exact.is_cpu else CHUNK_DEVICE) // rows.shape[1])
     for start in range(0, len(rows), most):
         part = rows[start : start + most]
-        begins = torch.arange(first + start, first + start + len(part), device=exact.device) * stride
-        bits = (begins[:, None] + inner).to(torch.int32)  # modulo 2**32: places that far apart may share a draw
-        drawn = _mixed(bits, key).bitwise_and_(LOW)
+        begins = (torch.arange(first + start, first + start + len(part), device=exact.device) * stride).to(torch.int32)
+        drawn = _mixed(begins[:, None] + inner, key).bitwise_and_(LOW)
         rounded = drawn.add_(part.view(torch.int32)).bitwise_and_(~LOW).view(torch.float32)
         into[start : start + most] = torch.where(part.isfinite(), rounded, part)
 
