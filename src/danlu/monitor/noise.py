@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from danlu.core.report import Report
 
 SMOOTHING = 0.9  # share of the means that a measurement keeps
-LEAST = 5  # measurements before anything is said
+LEAST = 10  # measurements before anything is said
 STEADY = 3  # measurements in a row that must say so before another verdict is told
 ABOVE, BELOW = 2.0, 0.25  # noise scale / batch, beyond which a verdict is clear
 

@@ -89,8 +89,8 @@ def said(scales: list[float | None]) -> list[tuple[int, str]]:
 
 
 def test_it_says_once_what_would_help_and_again_when_that_has_changed_for_good() -> None:
-    found = said([None, *[10_000.0] * 10, 100.0, 10_000.0, *[100.0] * 6])
-    assert [number for number, _ in found] == [6, 16]
+    found = said([None, *[10_000.0] * 12, 100.0, 10_000.0, *[100.0] * 6])
+    assert [number for number, _ in found] == [11, 18]
     assert found[0][1] == (
         "The gradient noise scale is about 10,000 tokens, 10 times the batch of 1,000: a larger batch helps. Twice as "
         "large, about 45% fewer updates reach the same loss, for about 9% more tokens."
