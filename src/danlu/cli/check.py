@@ -216,7 +216,15 @@ def sized(recipe: Recipe, materials: Materials, layout: Parallel) -> Case:
     from danlu.train.forecast import fitting, sizes
 
     share, given = materials.rows.global_batch_size // layout.ranks, recipe.batch.micro_batch_size
-    of = sizes(recipe, materials.family, materials.precision, layout, materials.device, share=share)
+    of = sizes(
+        recipe,
+        materials.family,
+        materials.precision,
+        layout,
+        materials.device,
+        share=share,
+        away=materials.offload,
+    )
     return of(fitting(of, layout, materials.device, share=share) if given == "auto" else given)
 
 

@@ -28,6 +28,7 @@ class Case:
     rows, micros   of a micro-batch; micro-batches of an update
     weight, product   bytes of a weight's number, and of a product's
     weights, gradients, moments   bytes of them on this rank, at most
+    working   bytes that the update itself takes beside them
     gathered, travel   where weights are cut over ranks: bytes of whole copies in use, and of buffers under way
     path     how packed rows are attended to; None: rows hold one document each
     kinds    of recomputation, one a block
@@ -44,6 +45,7 @@ class Case:
     gradients: int
     moments: int
     path: Path | None
+    working: int = 0
     kinds: tuple[Kind, ...] = ()
     gathered: int = 0
     travel: int = 0
@@ -102,7 +104,7 @@ def kept(case: Case, kind: Kind) -> dict[str, int]:
     inner = 4 * i if s.gated else 2 * i
     copies = joined * d * p + (2 * i * d * p if s.gated else 0)
     return {
-        "norms": 2 * (n * d * w + scales + n * d * p),
+        "norms": 2 * (n * d * max(w, case.exact) + scales + n * d * p),
         "attention": n * (joined + turned + q + cut) * p + scores + mask,
         "mlp": n * inner * p,
         "weights side by side": copies,
@@ -138,7 +140,7 @@ def forecast(case: Case) -> Ledger:
         "in the backward of the last block": _backward(case),
         "in the backward of the block before the last": _backward(case, after=1),
         "in the backward of the embedding": _embedding(case),
-        "in the update": _rest(case) | {"gradients": case.gradients},
+        "in the update": _rest(case) | {"gradients": case.gradients, "working": case.working},
     }
     name = max(moments, key=lambda name: sum(moments[name].values()))
     return Ledger(name, moments[name])
@@ -158,7 +160,7 @@ def _activations(case: Case) -> dict[str, int]:
     s, n = case.shape, case.tokens
     blocks = sum(sum(kept(case, kind).values()) for kind in case.kinds)
     turn = n * s.head_dim * case.product if s.positions == "rope" else 0
-    last = n * s.hidden_size * case.weight + (1 if s.norm == "rms" else 2) * n * case.exact
+    last = n * s.hidden_size * max(case.weight, case.exact) + (1 if s.norm == "rms" else 2) * n * case.exact
     mask = case.rows * case.sequence_length**2 if case.path == "mask" and set(case.kinds) != {"none"} else 0
     casts = 0
     if case.low:  # autocast keeps its copies of plain weights to the end of the update
@@ -180,10 +182,11 @@ def _head(case: Case) -> dict[str, int]:
     size = -(-n // pieces)
     hidden = 3 * n * d * p  # as it came, with unasked rows zeroed, and its gradient
     chunk = size * v * p
-    block = min(size, max(1, heads.BLOCK // v)) * v * e * (2 if case.low else 1)
-    low = v * d * p if case.low else 0  # the weight, and its gradient by one chunk
-    product = low
-    work = max(block + (product if pieces > 1 else 0), product + n * d * p)
+    block = min(size, max(1, heads.BLOCK // v)) * v * e * (2 if p < e else 1)
+    low = v * d * p if p != case.weight else 0  # the weight
+    product = v * d * p if p < e else 0  # its gradient by one chunk
+    cast = v * d * case.weight if case.weight < e else 0  # all of that, as the weight is stored
+    work = max(block + (product if pieces > 1 else 0), product + n * d * p + cast)
     small = n * (2 * INDEX + 2 * 1 + 2 * e)
     return (
         _rest(case) | _activations(case) | _gradients(case, v * d * e) | {"head": hidden + chunk + low + work + small}
@@ -204,11 +207,11 @@ def _backward(case: Case, after: int = 0) -> dict[str, int]:
     again = sum(kept(case, "none").values()) - sum(kept(case, kinds[-1]).values())
     gone = sum(sum(kept(case, kind).values()) for kind in case.kinds[len(kinds) :])
     activations = _activations(case)
-    activations["activations"] -= gone + n * d * w  # what the last norm kept is gone too
+    activations["activations"] -= gone + n * d * max(w, case.exact)  # what the last norm kept is gone too
     stream = n * d * (w + (p if case.low else 0))
     inner = (2 if s.gated else 1) * n * i * p
     done = case.block * after + i * d * w  # gradients of the blocks that are done, and of this one's last product
-    own = s.vocab_size * d * case.exact + (0 if case.micros > 1 else done)
+    own = s.vocab_size * d * w + (0 if case.micros > 1 else done)
     return (
         _rest(case)
         | activations

@@ -103,7 +103,7 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
         _tell_of_other_ids(start, recipe.data.tokenizer, tokenizer, announce)
     shape = family.shape()
     share, given = _share(recipe, parallel), recipe.batch.micro_batch_size
-    sizes = forecast.sizes(recipe, family, precision, parallel, device, share=share)
+    sizes = forecast.sizes(recipe, family, precision, parallel, device, share=share, away=away)
     micro = once(world, lambda: forecast.fitting(sizes, parallel, device, share=share)) if given == "auto" else given
     data = recipe.data
     cache = Path(recipe.folder) / ".cache"
@@ -263,9 +263,12 @@ def _keep_states(materials: Materials, optim: OptimLayer) -> None:
     place = materials.offload.place()
     if place is None:
         return
-    settings, weights = materials.recipe.optimizer, optim.weights.items()
-    bytes_ = [settings.state_bytes(one.shape, dtype=one.dtype, role=optim.roles[name]) for name, one in weights]
-    place.reserve(sum(bytes_) // int(materials.recipe.parallel.shard))
+    settings, shards = materials.recipe.optimizer, int(materials.recipe.parallel.shard)
+    forms = [
+        settings.states(weight.shape, dtype=weight.dtype, role=optim.roles[name])
+        for name, weight in optim.weights.items()
+    ]
+    place.reserve(-(-kept.bytes // shards) for kinds in forms for kept in kinds.values() if kept.shape)
     # What rounds by a number's place in its weight is not shown slices.
     sliced = settings.elementwise and not materials.precision.pure
     optim.states = StatesAway(optim.torch, place, elementwise=sliced, move=optim.carry)

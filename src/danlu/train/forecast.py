@@ -11,19 +11,31 @@ from danlu.compute.mesh import Parallel
 from danlu.compute.zero import held, shapes
 from danlu.core import device as devices
 from danlu.memory.ledger import Case, choose, forecast
+from danlu.memory.offload import Offload
 from danlu.memory.plan import ROOM, rows_that_fit
 from danlu.memory.precision import Precision
+from danlu.memory.states import BUCKET, MOVING
 from danlu.models import attention
 from danlu.models.families import Family
 from danlu.models.roles import roles
 from danlu.models.stack import plain
 from danlu.recipe.recipe import Recipe
 
+ALL_HERE = Offload()
+WHOLE = ("adamw", "sgd")  # optimisers whose kernels move a weight in one pass, without memory of their own
+OWN, ROUNDED = 8, 20  # bytes for each number of the largest weight that others take, and stochastic rounding does
 Sizes = Callable[[int], Case]  # rows of a micro-batch -> what decides the bytes of an update
 
 
 def sizes(
-    recipe: Recipe, family: Family, precision: Precision, parallel: Parallel, device: torch.device, *, share: int
+    recipe: Recipe,
+    family: Family,
+    precision: Precision,
+    parallel: Parallel,
+    device: torch.device,
+    *,
+    share: int,
+    away: Offload = ALL_HERE,
 ) -> Sizes:
     """What decides the bytes of an update on one rank that has `share` rows of it, for any micro-batch."""
     shape, length = family.shape(), recipe.data.sequence_length
@@ -37,23 +49,27 @@ def sizes(
     ]
     shards, wide = int(parallel.shard), precision.weights.itemsize
     groups = shapes(model.blocks.values(), model)
+    numbers = sum(weight.numel() for weight in named.values())
+    largest = max(weight.numel() for weight in named.values()) // shards
+    working = ROUNDED if precision.pure else 0 if recipe.optimizer.kind in WHOLE else OWN
 
     def of(rows: int) -> Case:
         micros = share // rows
         case = Case(
             shape=shape,
-            parameters=sum(weight.numel() for weight in named.values()),
+            parameters=numbers,
             sequence_length=length,
             rows=rows,
             micros=micros,
             weight=wide,
             product=precision.products.itemsize,
-            weights=wide * sum(weight.numel() for weight in named.values()),
-            gradients=wide * sum(weight.numel() for weight in named.values()),
+            weights=wide * numbers,
+            gradients=wide * numbers,
             moments=sum(state.bytes if state.whole else state.bytes // shards for state in kept),
+            working=working * largest,
             path=attention.choose(device, precision.attention, length) if recipe.data.packing else None,
         )
-        if parallel.ranks > 1:
+        if parallel.ranks > 1 or away.weights:
             there = held(
                 *groups,
                 shard=shards,
@@ -70,9 +86,19 @@ def sizes(
                 gathered=there.gathered,
                 travel=there.travel,
             )
+        if away.weights or away.states != "beside":
+            each = case.moments // max(1, numbers // shards)
+            case = _elsewhere(case, away, moving=MOVING * BUCKET * each)
         return replace(case, kinds=choose(recipe.memory.recompute, case))
 
     return of
+
+
+def _elsewhere(case: Case, away: Offload, *, moving: int) -> Case:
+    """The case with what lies on the host or a disk taken off the device. moving: bytes of states on their way."""
+    if away.weights:  # and their gradients and states, which are updated there
+        return replace(case, weights=0, gradients=case.gathered, moments=0, working=0)
+    return replace(case, moments=0, working=case.working + min(case.moments, moving))
 
 
 def fitting(of: Sizes, parallel: Parallel, device: torch.device, *, share: int) -> int:

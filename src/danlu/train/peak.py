@@ -39,9 +39,9 @@ class Peak:
     knows. Compiled code is not looked into: then only the process's resident size is told.
     """
 
-    def __init__(self, run: Run, materials: Materials, *, compiled: bool = False) -> None:
+    def __init__(self, run: Run, materials: Materials) -> None:
         self.materials, self.update = materials, run.step + 2
-        self.tracked = materials.device.type == "cpu" and not compiled
+        self.tracked = materials.device.type == "cpu" and not materials.compiled.on
         self.tracker: Tracker | None = None
 
     @contextmanager

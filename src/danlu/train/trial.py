@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
+import psutil
 import torch
 
 from danlu.core import device as devices
@@ -102,23 +104,28 @@ def worst(materials: Materials) -> int:
     """Bytes that tensors held at most in the second of two updates of the largest rows that can come.
 
     With a label everywhere, and several documents a row where rows are packed; the second update has moments and, in
-    its second micro-batch, gradients from the start. On a GPU: bytes that torch took from it.
+    its second micro-batch, gradients from the start. On a GPU: bytes that torch took from it; where blocks are
+    compiled for a CPU: bytes by which the process grew.
     """
-    device = materials.device
+    device, before = materials.device, psutil.Process().memory_info().rss
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     batches = [largest(materials) for _ in range(min(2, materials.micros))]
     run = build(materials)
     run.source = Still(sum(batch.tokens.numel() for batch in batches))
     step(run, batches)
-    tracker = None if device.type == "cuda" else Tracker()
+    tracker = None if device.type == "cuda" or materials.compiled.on else Tracker()
     if tracker is not None:
         tracker.hold("weights", run.weights.values())
         tracker.hold("moments", run.optim.state().values())
     with tracker or nullcontext():
         step(run, batches)
     devices.synchronize(device)
-    return tracker.peak if tracker is not None else torch.cuda.max_memory_reserved(device)
+    if tracker is not None:
+        return tracker.peak
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    return max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
 
 
 def largest(materials: Materials) -> Batch:

@@ -116,7 +116,8 @@ CASES = [
     MIDDLING,
     replace(MIDDLING, precision="bf16", packed=True, recompute="selective"),
     replace(MIDDLING, kind="gpt2", recompute="full", tied=False),
-    replace(SMALL, precision="fp64"),
+    *(replace(SMALL, precision=precision) for precision in ("fp64", "bf16_pure", "fp16")),
+    replace(SMALL, kind="gpt2", precision="bf16_pure", rows=8),
 ]
 
 
