@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from common import Meter, options, tokens
@@ -10,6 +11,7 @@ chosen = options()
 
 import torch
 
+from danlu.compute.compile import Compiled
 from danlu.compute.layer import ComputeLayer
 from danlu.core.batch import Batch
 from danlu.core.world import World
@@ -67,6 +69,8 @@ def main() -> None:
         tie_word_embeddings=True,
     )
     model = family.build()
+    if chosen.compile:
+        Compiled(model.blocks.values(), say=lambda text: print(text, file=sys.stderr))
     fill(model, 0)
     named = dict(model.named_parameters())
     optimizer = AdamW(learning_rate=3e-4, weight_decay=0.01, betas=(0.9, 0.999), schedule=Constant())
@@ -78,7 +82,7 @@ def main() -> None:
         source=Rows(tokens(chosen, chosen.mb * (chosen.warm + chosen.steps))),
         weights=named,
     )
-    meter = Meter("danlu", chosen)
+    meter = Meter("danlu, compiled" if chosen.compile else "danlu", chosen)
     for _ in range(chosen.warm + chosen.steps):
         meter.tick(step(run, run.source.take(1)).loss)
     meter.report()
