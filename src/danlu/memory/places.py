@@ -9,12 +9,14 @@ import shutil
 import tempfile
 import time
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from danlu.core import words
 from danlu.core.errors import InputError, Unhealthy
 
 PAGE = mmap.ALLOCATIONGRANULARITY
@@ -28,8 +30,8 @@ class Place(Protocol):
 
     still: bool  # whether what was lent stays as it is while somebody looks at it
 
-    def reserve(self, size: int) -> None:
-        """There will be room for so many bytes."""
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """There will be rooms of so many bytes each."""
         ...
 
     def room(self, size: int) -> int:
@@ -71,7 +73,7 @@ class Host:
         self._slabs: list[tuple[Tensor, int]] = []  # and how far each is used
         self._rooms: list[Tensor] = []
 
-    def reserve(self, size: int) -> None:
+    def reserve(self, sizes: Iterable[int]) -> None:
         """Nothing to do: memory is taken when it is needed."""
 
     def room(self, size: int) -> int:
@@ -82,7 +84,7 @@ class Host:
             index = len(self._slabs)
             self._slabs.append((torch.empty(whole, dtype=torch.uint8, pin_memory=self.pin), 0))
         slab, used = self._slabs[index]
-        self._slabs[index] = slab, used + -(-size // PAGE) * PAGE
+        self._slabs[index] = slab, used + _pages(size)
         self._rooms.append(slab[used : used + size])
         return len(self._rooms) - 1
 
@@ -141,21 +143,22 @@ class File:
         self._left: list[int] = []
         self._maps: dict[int, list[weakref.ref[mmap.mmap]]] = {}
 
-    def reserve(self, size: int) -> None:
-        """The disk has given up so many bytes; InputError where it has not as many."""
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """The disk has given up what rooms of so many bytes each take; InputError where it has not as much."""
+        size = sum(_pages(each) for each in sizes)
         try:
             _allocate(self._handle, 0, size)
         except OSError as error:
-            free = shutil.disk_usage(self.folder).free if error.errno in FULL else None
-            has = _reason(error) if free is None else f"{free / 1e9:.2f} GB free"
+            full = error.errno in FULL
+            has = f"{words.size(shutil.disk_usage(self.folder).free)} are free" if full else _reason(error)
             raise InputError(
-                f"memory.offload_folder: {self.folder}: optimizer states take {size / 1e9:.2f} GB there ({has}); free "
-                "some room, or give another folder"
+                f"memory.offload_folder: optimizer states take {words.size(size)} in {self.folder} ({has}); "
+                "free some room, or give another folder"
             ) from None
 
     def room(self, size: int) -> int:
         """A room for so many bytes; Unhealthy where the disk has none, which has then changed nothing."""
-        whole = max(1, -(-size // PAGE)) * PAGE
+        whole = _pages(size)
         self._take_back()
         if self._free.get(whole):
             at = self._free[whole].pop()
@@ -229,7 +232,7 @@ class File:
     def _take_back(self) -> None:
         held = [room for room in self._left if self.lent(room)]
         for room in set(self._left) - set(held):
-            self._free.setdefault(-(-max(self._sizes[room], 1) // PAGE) * PAGE, []).append(room)
+            self._free.setdefault(_pages(self._sizes[room]), []).append(room)
         self._left = held
 
     def _failure(self, error: OSError) -> Unhealthy:
@@ -246,6 +249,11 @@ class File:
 def flat(tensor: Tensor) -> Tensor:
     """The bytes of a contiguous tensor, without a copy."""
     return tensor.detach().view(-1).view(torch.uint8)
+
+
+def _pages(size: int) -> int:
+    """Bytes of the whole pages that so many take: one at least."""
+    return max(1, -(-size // PAGE)) * PAGE
 
 
 def _allocate(handle: int, at: int, size: int) -> None:

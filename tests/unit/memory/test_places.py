@@ -71,6 +71,22 @@ def test_a_full_disk_is_met_where_room_is_made(tmp_path: Path, monkeypatch: pyte
     assert (file.lend(first) == 7).all()
 
 
+def test_a_disk_without_room_for_all_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    file = File(tmp_path)
+    file.reserve([1, PAGE, PAGE + 1])
+    assert os.fstat(file._handle).st_size == 4 * PAGE
+    monkeypatch.setattr(os, "posix_fallocate", lambda handle, at, size: asked.append((at, size)))
+    assert [file.room(size) for size in (1, PAGE, PAGE + 1)] == [0, PAGE, 2 * PAGE]
+    assert sum(size for _, size in asked) == 4 * PAGE
+    monkeypatch.setattr(os, "posix_fallocate", _full)
+    with pytest.raises(InputError, match=r"optimizer states take 8.2 kB in .* are free\); free some room") as said:
+        file.reserve([PAGE, PAGE])
+    assert str(tmp_path) in str(said.value)
+
+
 def test_without_room_for_another_the_same_room_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = File(tmp_path)
     room = file.room(PAGE)
