@@ -18,6 +18,7 @@ def test_two_runs_are_the_same_to_the_bit_and_say_so(tmp_path: Path) -> None:
         assert runs.finish(recipe, ASKED) == 0, runs.said(recipe)
         facts = json.loads((runs.folder(recipe) / "environment.json").read_text())
         assert facts["deterministic"] is True and facts["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert facts["roles"]["attention"] == {"stored": "fp32", "computed": "fp32"} and "update" in facts["roles"]
     runs.same(one, other)
     usual = runs.write_recipe(tmp_path / "usual", steps=3)
     assert runs.finish(usual) == 0
