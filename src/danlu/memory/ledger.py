@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from danlu.memory.activations import AHEAD
 from danlu.memory.recompute import KINDS, Budget, Kind, Recompute
 from danlu.models import heads
 from danlu.models.attention import Path
@@ -30,6 +31,7 @@ class Case:
     weights, gradients, moments   bytes of them on this rank, at most
     working   bytes that the update itself takes beside them
     gathered, travel   where weights are cut over ranks: bytes of whole copies in use, and of buffers under way
+    waiting  whether activations wait on the host for their backward
     path     how packed rows are attended to; None: rows hold one document each
     kinds    of recomputation, one a block
     """
@@ -49,6 +51,7 @@ class Case:
     kinds: tuple[Kind, ...] = ()
     gathered: int = 0
     travel: int = 0
+    waiting: bool = False
 
     @property
     def tokens(self) -> int:
@@ -158,7 +161,8 @@ def _rest(case: Case) -> dict[str, int]:
 def _activations(case: Case) -> dict[str, int]:
     """All that the backward waits for once the forward is done, the head's part left out."""
     s, n = case.shape, case.tokens
-    blocks = sum(sum(kept(case, kind).values()) for kind in case.kinds)
+    each = [sum(kept(case, kind).values()) for kind in case.kinds]
+    blocks = min(sum(each), 2 * max(each) + AHEAD) if case.waiting else sum(each)  # one leaves, others are on their way
     turn = n * s.head_dim * case.product if s.positions == "rope" else 0
     last = n * s.hidden_size * max(case.weight, case.exact) + (1 if s.norm == "rms" else 2) * n * case.exact
     mask = case.rows * case.sequence_length**2 if case.path == "mask" and set(case.kinds) != {"none"} else 0
@@ -205,7 +209,7 @@ def _backward(case: Case, after: int = 0) -> dict[str, int]:
     if not kinds:
         return {}
     again = sum(kept(case, "none").values()) - sum(kept(case, kinds[-1]).values())
-    gone = sum(sum(kept(case, kind).values()) for kind in case.kinds[len(kinds) :])
+    gone = 0 if case.waiting else sum(sum(kept(case, kind).values()) for kind in case.kinds[len(kinds) :])
     activations = _activations(case)
     activations["activations"] -= gone + n * d * max(w, case.exact)  # what the last norm kept is gone too
     stream = n * d * (w + (p if case.low else 0))

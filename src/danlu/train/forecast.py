@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from danlu.compute.mesh import Parallel
-from danlu.compute.zero import held, shapes
+from danlu.compute.zero import Shapes, held, shapes
 from danlu.core import device as devices
 from danlu.memory.ledger import Case, choose, forecast
 from danlu.memory.offload import Offload
@@ -49,49 +49,47 @@ def sizes(
     ]
     shards, wide = int(parallel.shard), precision.weights.itemsize
     groups = shapes(model.blocks.values(), model)
-    numbers = sum(weight.numel() for weight in named.values())
-    largest = max(weight.numel() for weight in named.values()) // shards
+    numbers = [weight.numel() for weight in named.values()]
     working = ROUNDED if precision.pure else 0 if recipe.optimizer.kind in WHOLE else OWN
+    alone = Case(
+        shape=shape,
+        parameters=sum(numbers),
+        sequence_length=length,
+        rows=1,
+        micros=share,
+        weight=wide,
+        product=precision.products.itemsize,
+        weights=wide * sum(numbers),
+        gradients=wide * sum(numbers),
+        moments=sum(state.bytes if state.whole else state.bytes // shards for state in kept),
+        working=working * max(numbers) // shards,
+        path=attention.choose(device, precision.attention, length) if recipe.data.packing else None,
+        waiting=away.activations,
+    )
 
     def of(rows: int) -> Case:
-        micros = share // rows
-        case = Case(
-            shape=shape,
-            parameters=numbers,
-            sequence_length=length,
-            rows=rows,
-            micros=micros,
-            weight=wide,
-            product=precision.products.itemsize,
-            weights=wide * numbers,
-            gradients=wide * numbers,
-            moments=sum(state.bytes if state.whole else state.bytes // shards for state in kept),
-            working=working * largest,
-            path=attention.choose(device, precision.attention, length) if recipe.data.packing else None,
-        )
+        case = replace(alone, rows=rows, micros=share // rows)
         if parallel.ranks > 1 or away.weights:
-            there = held(
-                *groups,
-                shard=shards,
-                zero=parallel.zero,
-                micros=micros,
-                weight_bytes=wide,
-                reduce_bytes=max(4, wide),
-                overlapped=device.type == "cpu",
-            )
-            case = replace(
-                case,
-                weights=there.weights,
-                gradients=there.gradients,
-                gathered=there.gathered,
-                travel=there.travel,
-            )
+            case = _cut(case, groups, parallel, overlapped=device.type == "cpu")
         if away.weights or away.states != "beside":
-            each = case.moments // max(1, numbers // shards)
-            case = _elsewhere(case, away, moving=MOVING * BUCKET * each)
+            case = _elsewhere(case, away, moving=MOVING * BUCKET * (case.moments * shards // case.parameters))
         return replace(case, kinds=choose(recipe.memory.recompute, case))
 
     return of
+
+
+def _cut(case: Case, groups: tuple[list[Shapes], Shapes], parallel: Parallel, *, overlapped: bool) -> Case:
+    """The case with weights cut over ranks, gathered for use, and gradients under way."""
+    there = held(
+        *groups,
+        shard=int(parallel.shard),
+        zero=parallel.zero,
+        micros=case.micros,
+        weight_bytes=case.weight,
+        reduce_bytes=max(4, case.weight),
+        overlapped=overlapped,
+    )
+    return replace(case, weights=there.weights, gradients=there.gradients, gathered=there.gathered, travel=there.travel)
 
 
 def _elsewhere(case: Case, away: Offload, *, moving: int) -> Case:

@@ -184,7 +184,7 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
             ["memory.precision=int8"],
             "memory.precision: int8 is not built yet; fp32, bf16, fp16, fp8 and auto are",
         ),
-        (["memory.recompute=full"], "memory.recompute: full is not built yet; none is"),
+        (["memory.recompute=half"], "memory.recompute: must be none, selective, full or a section, not half"),
         (
             ["memory.offload=[weights]"],
             "memory.offload: weights and gradients leave the device together, and their optimizer states with them; "
