@@ -18,12 +18,14 @@ from typing import Literal
 
 from danlu.core.batch import Batch
 from danlu.core.config import setting
-from danlu.core.errors import InputError
+from danlu.core.errors import Failure, InputError
 from danlu.data.mixture import Mixture
 from danlu.data.order import Permutation
 from danlu.data.pack import Cut, Row, stack
 from danlu.data.sizes import Ramp, sizes
 from danlu.data.store import Span, Stream
+
+STUCK_SECONDS = 600  # a batch that takes longer will never come: a disk or a network does not answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,7 @@ class Rows:
         self.rank, self.size = rank, size
         self.samples, self.waited, self.tokens = 0, 0.0, 0
         self.reached = 0  # samples that are being built ahead, or are
-        self.prefetch = prefetch
+        self.prefetch, self.stuck = prefetch, False
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="data") if workers and prefetch else None
         self.ahead: deque[Future[tuple[Batch, int]]] = deque()
 
@@ -145,7 +147,7 @@ class Rows:
         begun = time.perf_counter()
         batch, self.tokens = self._next()
         self.waited = time.perf_counter() - begun
-        self.samples += self.sizes.at(self.samples)
+        self.samples += self._size(self.samples)
         each = full // micros
         return [batch.rows(start, min(start + each, len(batch))) for start in range(0, len(batch), each)]
 
@@ -192,7 +194,7 @@ class Rows:
         """Threads have ended and nothing is built any more."""
         self._forget()
         if self.pool is not None:
-            self.pool.shutdown()
+            self.pool.shutdown(wait=not self.stuck)
 
     def _next(self) -> tuple[Batch, int]:
         if self.pool is None:
@@ -201,12 +203,23 @@ class Rows:
             self.reached = self.samples
         while len(self.ahead) <= self.prefetch:
             self.ahead.append(self.pool.submit(self._build, self.reached))
-            self.reached += self.sizes.at(self.reached)
+            self.reached += self._size(self.reached)
+        future = self.ahead.popleft()
         try:
-            return self.ahead.popleft().result()
-        except BaseException:
+            return future.result(STUCK_SECONDS)
+        except BaseException as error:
             self._forget()
-            raise
+            self.stuck = isinstance(error, TimeoutError) and not future.done()
+            if not self.stuck:
+                raise
+        raise Failure(
+            f"the batch that begins with sample {self.samples} was not there after {STUCK_SECONDS} s: a file of "
+            "data.train does not answer; when it does, the same command goes on"
+        )
+
+    def _size(self, samples: int) -> int:
+        """Rows of the update that begins at a sample: a ramp goes by what was learned from, not by what was passed."""
+        return self.sizes.at(samples - self.passed)
 
     def _forget(self) -> None:
         for future in self.ahead:
@@ -215,7 +228,7 @@ class Rows:
 
     def _build(self, samples: int) -> tuple[Batch, int]:
         """This rank's rows of the global batch that starts at a sample, and how many tokens are in them."""
-        local = self.sizes.at(samples) // self.size
+        local = self._size(samples) // self.size
         first = samples + self.rank * local
         orders: dict[tuple[int, int], Permutation] = {}
         chosen: list[Row | None] = []

@@ -26,7 +26,7 @@ class Plan:
     flops_per_token   of forward and backward of the whole model, for MFU; None: not known
     dtype             in which the matrix products are done
     eval_steps, save_steps   updates between evaluations and between saves; None: there are none
-    steps_per_epoch   updates in which the data is seen once; None: not known
+    times_read        how many times the data was read after so many updates; None: not known
     epochs            times that the data is to be seen; None: the run's length is given otherwise
     trained           share of the weights that are trained, 0 to 1
     peak_rate         the highest learning rate
@@ -40,7 +40,7 @@ class Plan:
     dtype: torch.dtype = torch.float32
     eval_steps: int | None = None
     save_steps: int | None = None
-    steps_per_epoch: float | None = None
+    times_read: Callable[[int], float] | None = None
     epochs: float | None = None
     trained: float = 1.0
     peak_rate: float = math.inf
@@ -153,7 +153,7 @@ class Books:
         """metrics.jsonl ends at the step, and the history is that of its lines; gives the tokens read up to there."""
         jsonl.cut(self._folder.metrics, step)
         self.history = History(
-            logging_steps=self._logging_steps, steps_per_epoch=self._plan.steps_per_epoch, epochs=self._plan.epochs
+            logging_steps=self._logging_steps, times_read=self._plan.times_read, epochs=self._plan.epochs
         )
         tokens = last = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +57,7 @@ class History:
     """
 
     logging_steps: int = 1
-    steps_per_epoch: float | None = None
+    times_read: Callable[[int], float] | None = None
     epochs: float | None = None
     train: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -90,7 +90,7 @@ class History:
             return False
         if step % (self.logging_steps * self._stride) == 0:
             point: dict[str, Any] = {"step": step, "learning_rate": learning_rate}
-            point |= {"epoch": self.epoch(step)} if self.steps_per_epoch else {}
+            point |= {"epoch": self.epoch(step)} if self.times_read else {}
             if self.interval.loss is not None:
                 point |= {"loss": self.interval.loss, "grad_norm": self.interval.norm}
             if self.interval.unsound or self.logging_steps > 1:
@@ -110,7 +110,7 @@ class History:
         point: dict[str, Any] = {"step": step, "eval_loss": loss}
         if self.evaluations and self.evaluations[-1]["step"] == step:
             self.evaluations.pop()
-        self.evaluations.append(point | ({"epoch": self.epoch(step)} if self.steps_per_epoch else {}))
+        self.evaluations.append(point | ({"epoch": self.epoch(step)} if self.times_read else {}))
         if self.best is None or loss < self.best:
             self.best, self.best_step = loss, step
             return True
@@ -118,8 +118,8 @@ class History:
 
     def epoch(self, step: int) -> float:
         """How many times the data has been seen at this step; padding that fills the last batch is none of it."""
-        seen = step / self.steps_per_epoch if self.steps_per_epoch else 0.0
-        return seen if self.epochs is None else min(seen, self.epochs)
+        times = self.times_read(step) if self.times_read else 0.0
+        return times if self.epochs is None else min(times, self.epochs)
 
     def curve(self) -> Curve:
         """The points to draw."""

@@ -155,7 +155,7 @@ def open_watch(
             dtype=materials.precision.products,
             eval_steps=recipe.evaluate.eval_steps if held else None,
             save_steps=recipe.checkpoint.save_steps,
-            steps_per_epoch=materials.rows.rows / materials.rows.global_batch_size,
+            times_read=lambda updates: materials.rows.sizes.samples(updates) / materials.rows.rows,
             epochs=recipe.num_train_epochs,
             trained=_trained(run),
             peak_rate=recipe.optimizer.learning_rate,

@@ -17,6 +17,7 @@ import torch
 from danlu.core.batch import IGNORE, Batch
 from danlu.core.config import load
 from danlu.core.errors import Failure, InputError
+from danlu.data import source
 from danlu.data.sizes import Ramp
 from danlu.data.source import Corpus, Held, Rows, Set, Weighted
 from danlu.data.store import Array, Shards
@@ -207,6 +208,30 @@ def test_a_failing_read_surfaces_at_its_take(make: Any, store: Shards, monkeypat
     assert samples(rows, 2) == order[24:48]
 
 
+def test_a_read_that_stays_away_is_told_and_nothing_waits_for_it(
+    make: Any, store: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, go, read = samples(make(), 4), threading.Event(), Shards.read
+    away = int(order[30].rsplit(":")[-1])  # in the third batch
+
+    def late(self: Shards, position: int, length: int) -> tuple[Array, Array]:
+        if position == away * 8:
+            go.wait(30)
+        return read(self, position, length)
+
+    monkeypatch.setattr(Shards, "read", late)
+    monkeypatch.setattr(source, "STUCK_SECONDS", 0.3)
+    rows = make()
+    assert samples(rows, 2) == order[:24]
+    with pytest.raises(Failure, match=r"the batch that begins with sample 24 was not there after 0.3 s"):
+        rows.take(1)
+    assert rows.state() == {"samples": 24}
+    begun = time.monotonic()
+    rows.close()
+    assert time.monotonic() - begun < 5
+    go.set()
+
+
 def test_waiting_is_measured(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read = Shards.read
 
@@ -317,6 +342,14 @@ def test_a_ramp_cuts_the_same_line_of_samples_into_growing_batches(make: Any) ->
     again = make(ramp=Ramp(from_=4, steps=4), workers=2, prefetch=3)
     again.seek({"samples": 16})  # in the middle of the ramp
     assert [s for batch in again.take(3) for s in batch.samples] == line[16:24]
+
+
+def test_a_ramp_goes_on_where_it_was_when_samples_are_passed_over(make: Any) -> None:
+    rows = make(ramp=Ramp(from_=4, steps=4))
+    for _ in range(3):  # 4, 4 and 8
+        rows.take(1)
+    rows.pass_over({"samples": 60})
+    assert [sum(len(b) for b in rows.take(1)) for _ in range(2)] == [8, 12] and rows.state()["samples"] == 80
 
 
 def test_a_ramp_makes_more_updates_of_an_epoch(make: Any) -> None:

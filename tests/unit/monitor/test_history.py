@@ -40,7 +40,7 @@ def state(history: History, **changes: object) -> bytes:
 
 def test_transformers_opens_the_file(tmp_path):
     transformers = pytest.importorskip("transformers", reason="the tool whose file this is")
-    history = History(logging_steps=10, steps_per_epoch=25)
+    history = History(logging_steps=10, times_read=lambda step: step / 25)
     see(history, range(1, 41))
     assert history.evaluated(20, 3.5)
     assert history.evaluated(40, 3.25)
