@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -172,8 +173,11 @@ def be_deterministic() -> None:
 
 def compiled_folder() -> Path:
     """Where torch keeps compiled code: in the user's cache, unless TORCHINDUCTOR_CACHE_DIR says otherwise."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get(COMPILED) or cache / "danlu" / "compiled")
+    given = Path(os.environ.get(COMPILED, ""))
+    by_torch = given.parent == Path(tempfile.gettempdir()) and given.name.startswith("torchinductor_")
+    if given.name and not by_torch:  # torch itself writes there where it would keep it, which no restart outlives
+        return given
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "danlu" / "compiled"
 
 
 def keep_compiled() -> None:
