@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from danlu.core.batch import Batch
+from danlu.core.errors import InputError
 from danlu.core.world import World
 from danlu.monitor.noise import NoiseScale
 from danlu.recipe.yaml import load
@@ -115,6 +116,25 @@ def test_measuring_moves_nothing(recipe: str, ranks: Ranks) -> None:
         given = [*plan, "batch.micro_batch_size=1", "monitor.noise_steps=1"]
         for made in ranks.run(curve, recipe, given, size=2):
             assert whole.distance(made) <= EXACT
+
+
+def test_the_loss_scale_of_fp16_is_taken_out(recipe: str, rows: Rows) -> None:
+    [first, *_] = measured(
+        World(), recipe, ["memory.precision=fp16", "monitor.noise_steps=1", "batch.micro_batch_size=2"]
+    )
+    for name, value in rows.expected(range(2)).facts().items():
+        assert first[name] == pytest.approx(value, rel=0.05), name
+
+
+@pytest.mark.parametrize("away", ["optimizer", "weights, gradients, optimizer"])
+def test_with_parts_on_the_host(recipe: str, rows: Rows, away: str) -> None:
+    given = [f"memory.offload=[{away}]", "monitor.noise_steps=1", "batch.micro_batch_size=2", "optimizer.average={}"]
+    close(measured(World(), recipe, given)[0], rows.expected(range(2)))
+
+
+def test_one_row_on_each_rank_is_refused(recipe: str) -> None:
+    with pytest.raises(InputError, match=r"monitor.noise_steps: an update of one row"):
+        measured(World(), recipe, ["batch.global_batch_size=1", "batch.micro_batch_size=1", "monitor.noise_steps=1"])
 
 
 def test_only_where_it_is_due(recipe: str) -> None:

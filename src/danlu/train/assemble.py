@@ -318,6 +318,11 @@ def _share(recipe: Recipe, parallel: Parallel) -> int:
             would *= recipe.data.sequence_length
         raise InputError(f"{asked}, which {ranks} ranks cannot share evenly; {would} would do")
     share = rows // ranks
+    if recipe.monitor.noise_steps is not None and share == 1:
+        raise InputError(
+            "monitor.noise_steps: an update of one row on each rank has no parts whose noise could be compared; "
+            "a larger batch would do, or null"
+        )
     if batch.micro_batch_size != "auto" and share % batch.micro_batch_size:
         divisors = [size for size in range(1, share + 1) if share % size == 0]
         raise InputError(
