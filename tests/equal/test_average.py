@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 
 import danlu
 from danlu.checkpoint.load import Want, newest, read
@@ -19,7 +20,9 @@ from danlu.recipe.yaml import load
 from danlu.train.assemble import build, gather
 from danlu.train.measure import measure
 from danlu.train.state import restore
-from tests.equal.curves import write_recipe
+from danlu.train.step import step
+from tests.equal.curves import STEPS, write_recipe
+from tests.ranks import Ranks
 
 TYPED = [
     "memory.precision=fp32",
@@ -107,3 +110,34 @@ def test_a_run_cannot_go_on_with_another_average_or_ramp(recipe: str, whole: Pat
     for other in ("optimizer.average={decay: 0.9}", "optimizer.average=null", "batch.ramp=null"):
         with pytest.raises(InputError, match=r"optimizer.average|batch.ramp"):
             trained(recipe, "whole", 6, other, "checkpoint.publish=final")
+
+
+def both(world: World, recipe: str, overrides: list[str]) -> tuple[list[float], bool]:
+    """Losses of the weights and of their average after each update, and whether measuring moved any."""
+    given = load(recipe, ["optimizer.average={decay: 0.8}", "batch.micro_batch_size=2", *overrides])
+    materials = gather(given, world=world, device=torch.device("cpu"), announce=lambda text: None)
+    run, losses, still = build(materials), [], True
+    assert materials.held is not None
+    for _ in range(STEPS):
+        step(run, run.source.take(materials.micros))
+        before = {name: local(weight).clone() for name, weight in run.weights.items()}
+        loss, beside = measure(run, materials.held)
+        losses += [loss, beside["eval_loss_average"]]
+        still = still and all(torch.equal(local(weight), before[name]) for name, weight in run.weights.items())
+    run.source.close()
+    return losses, still
+
+
+def local(weight: torch.Tensor) -> torch.Tensor:
+    return (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
+
+
+def test_measured_between_updates_under_any_layout(recipe: str, ranks: Ranks) -> None:
+    """What is gathered for measuring is gone before the weights are theirs again, or later losses would tell."""
+    losses, still = both(World(), recipe, [])
+    assert still and losses[1] == losses[0] and all(a != b for a, b in zip(losses[2::2], losses[3::2]))
+    away = "memory.offload=[weights, gradients, optimizer]"
+    assert both(World(), recipe, [away])[0] == pytest.approx(losses, rel=1e-12)
+    for plan in (["parallel.zero=3"], ["parallel.zero=1"], ["parallel.replicate=2"], [away]):
+        for found, unmoved in ranks.run(both, recipe, plan, size=2):
+            assert unmoved and found == pytest.approx(losses, rel=1e-12), plan
