@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch import nn
 from danlu.core.errors import Unhealthy
 from danlu.memory.places import File, Host, Place
 from danlu.memory.states import StatesAway
+from danlu.memory.tracker import Tracker
 
 SHAPES = [(300, 217), (217,), (3, 7, 5), (1,), (649, 33), (0, 4)]
 BUCKET = 2**14
@@ -154,3 +157,61 @@ def test_weights_are_bucketed_in_order_and_wholly(tmp_path: Path) -> None:
             assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
         if elementwise:
             assert all(sum(piece.stop - piece.start for piece in bucket) <= BUCKET for bucket in states.buckets)
+
+
+def test_tensors_hold_three_buckets_in_an_update_and_nothing_after_it(tmp_path: Path) -> None:
+    """Tracked tensor bytes: between updates weights and gradients are all there is."""
+    bucket = 2**16  # numbers: half a MB of moments
+    made = [nn.Parameter(torch.randn(256, 1024)) for _ in range(8)]
+    optimizer = torch.optim.AdamW(made, fused=True)
+    states = StatesAway(optimizer, File(tmp_path), elementwise=True, move=lambda one, update: one.step(), bucket=bucket)
+    kept = sum(weight.numel() * 4 for weight in made)
+    for update in range(1, 4):
+        for weight in made:
+            weight.grad = torch.ones_like(weight)
+        with Tracker() as tracker:
+            tracker.hold("weights", made)
+            tracker.hold("gradients", [weight.grad for weight in made if weight.grad is not None])
+            states.step(update)
+            states.settle()
+            gc.collect()
+            assert tracker.live <= 2 * kept + 10_000
+            assert tracker.peak <= 2 * kept + (4 if update == 1 else 3) * 8 * bucket + 20_000
+            assert tracker.peak >= 2 * kept + 8 * bucket, "nothing was seen"
+    assert 2 * kept == 32 * 8 * bucket, "in memory, moments would be 32 buckets"
+
+
+RESIDENT = """
+import ctypes, gc, sys, torch
+from pathlib import Path
+from danlu.memory.places import File
+from danlu.memory.states import StatesAway
+
+def resident():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free is given back to the system
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+
+torch.set_num_threads(1)
+weights = [torch.nn.Parameter(torch.zeros(1024, 1024)) for _ in range(16)]
+for weight in weights:
+    weight.grad = torch.ones_like(weight)
+optimizer = torch.optim.AdamW(weights, fused=True)
+states = StatesAway(optimizer, File(Path(sys.argv[1])), elementwise=True, move=lambda o, u: o.step(), bucket=2**21)
+begun = resident()
+for update in range(2):
+    states.step(update)
+states.settle()
+away = resident() - begun
+for update in range(2):
+    optimizer.step()
+print(away, resident() - begun)
+"""
+
+
+def test_the_process_is_smaller_by_what_the_states_take(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", RESIDENT, str(tmp_path)], check=True, capture_output=True, text=True)
+    away, beside = map(int, done.stdout.split())
+    states = 16 * 2**20 * 8
+    assert beside >= 0.95 * states
+    assert away <= 0.1 * states, f"of {states} bytes {away} have stayed"
