@@ -127,7 +127,8 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
         (["batch.ramp={from: 4}"], "batch.ramp.steps: give either steps or tokens, in which the batch grows"),
         (
             ["optimizer.schedule={kind: wsd, stable_steps: 3}"],
-            "optimizer.schedule.stable_steps: unknown key; here it is not needed (what is neither warm-up nor decay is stable)",
+            "optimizer.schedule.stable_steps: unknown key; here it is not needed (what is neither warm-up nor decay is "
+            "stable)",
         ),
         (
             ["optimizer.rates=[{role: bias, width: 64}]"],
