@@ -102,13 +102,12 @@ def kept(case: Case, kind: Kind) -> dict[str, int]:
         return {"input": n * d * w, "products": n * (joined + d + up) * p, "attention": n * q * p + scores}
     scales = (1 if s.norm == "rms" else 2) * n * case.exact
     turned = q + k if s.positions == "rope" else 0
-    mask = case.rows * case.sequence_length**2 * p if case.path == "mask" else 0
     cut = q if case.path == "loop" else 0
     inner = 4 * i if s.gated else 2 * i
     copies = joined * d * p + (2 * i * d * p if s.gated else 0)
     return {
         "norms": 2 * (n * d * max(w, case.exact) + scales + n * d * p),
-        "attention": n * (joined + turned + q + cut) * p + scores + mask,
+        "attention": n * (joined + turned + q + cut) * p + scores,
         "mlp": n * inner * p,
         "weights side by side": copies,
     }
@@ -165,7 +164,7 @@ def _activations(case: Case) -> dict[str, int]:
     blocks = min(sum(each), 2 * max(each) + AHEAD) if case.waiting else sum(each)  # one leaves, others are on their way
     turn = n * s.head_dim * case.product if s.positions == "rope" else 0
     last = n * s.hidden_size * max(case.weight, case.exact) + (1 if s.norm == "rms" else 2) * n * case.exact
-    mask = case.rows * case.sequence_length**2 if case.path == "mask" and set(case.kinds) != {"none"} else 0
+    mask = case.rows * case.sequence_length**2 * case.product if case.path == "mask" else 0
     casts = 0
     if case.low:  # autocast keeps its copies of plain weights to the end of the update
         inner = s.heads * s.head_dim + s.inner_size * (1 if s.gated else 2)

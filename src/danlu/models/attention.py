@@ -31,7 +31,7 @@ MASK_UP_TO = 512
 class Scope(NamedTuple):
     """Which positions each position may read; made once a forward, shared by the layers. All empty: plain causal.
 
-    mask     [B or 1, 1, S, held + S] bool
+    mask     [B or 1, 1, S, held + S]: bool, or as a kernel takes it, 0 and minus infinity
     lengths  of each document, over the rows laid end to end
     cuts     [documents + 1] int32, where each of them begins
     """
@@ -39,6 +39,15 @@ class Scope(NamedTuple):
     mask: Tensor | None = None
     lengths: tuple[int, ...] = ()
     cuts: Tensor | None = None
+
+    def added(self, dtype: torch.dtype) -> Scope:
+        """The same with its mask as numbers that are added to scores, in the dtype that attention runs in.
+
+        torch makes them of a bool mask at each call, and keeps each for the backward: one a layer.
+        """
+        if self.mask is None or self.mask.dtype != torch.bool:
+            return self
+        return self._replace(mask=torch.where(self.mask, 0.0, -torch.inf).to(dtype))
 
 
 def choose(device: torch.device, dtype: torch.dtype, length: int) -> Path:

@@ -84,7 +84,7 @@ class Trunk(nn.Module):
             turn = rotation(positions, head_dim=self.shape.head_dim, theta=self.shape.theta, dtype=dtype)
         held, new = 0 if cache is None else cache.length, positions.shape[1]
         path = self.path or choose(hidden.device, dtype, new)
-        seen = scope(documents, packed=packed, held=held, new=new, path=path)
+        seen = scope(documents, packed=packed, held=held, new=new, path=path).added(dtype)
         for block in self.blocks.values():
             hidden = block(hidden, turn, seen, cache)
         return hidden if self.norm is None else self.norm(hidden)
