@@ -72,6 +72,6 @@ class MemoryLayer:
         return {} if self.scale is None else self.scale.state()
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """All is as the state says. Raises KeyError where something is missing in it."""
-        if self.scale is not None:
+        """All is as the state says; a scale that a run did not have yet (its precision was another) begins anew."""
+        if self.scale is not None and state:
             self.scale.restore(state)

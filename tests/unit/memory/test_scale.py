@@ -102,6 +102,9 @@ def test_an_overflow_stays_one_and_halves_the_scale() -> None:
     assert memory.settle(False) == {"loss_scale": 65536.0}
     assert memory.settle(True) == {"loss_scale": 32768.0}
     assert memory.state() == {"loss_scale": 32768.0, "sound": 1}
+    memory.restore({})  # of a run that was in bf16 until now
+    memory.restore({"loss_scale": 2.0, "sound": 7})
+    assert memory.state() == {"loss_scale": 2.0, "sound": 7}
 
 
 def test_without_fp16_there_is_none() -> None:
