@@ -25,7 +25,7 @@ class Harm:
 
     scaled   their loss and gradients are so many times what they should be
     foreign  every byte of them is another one
-    faster   the rate of the update that reads them is so many times what it was at the one before, and stays so
+    shaken   after each update that read them every weight is moved by so much, this way or that
     blown    after the update that read them every weight is so many times what it was
     first, last   the updates, counted from 1, that would read them in a run that never went back
     """
@@ -35,7 +35,7 @@ class Harm:
     scaled: float = 1.0
     blown: float = 1.0
     foreign: bool = False
-    faster: float = 1.0
+    shaken: float = 0.0
 
     def __call__(self) -> None:
         """The process is prepared."""
@@ -69,16 +69,12 @@ class Harm:
 
         def moved(layer: Any, update: int) -> None:
             move(layer, update)
-            if self.first <= reading <= self.last and self.blown != 1:
+            if self.first <= reading <= self.last:
+                chance = torch.Generator().manual_seed(reading)
                 with torch.no_grad():
                     for weight in layer.weights.values():
-                        weight.mul_(self.blown)
+                        weight.mul_(self.blown).add_(torch.randn(weight.shape, generator=chance), alpha=self.shaken)
 
-        def rate(layer: Any, update: int) -> float:
-            times = max(0, min(reading, self.last) - self.first + 1)
-            return known(layer, update) * self.faster**times
-
-        known, OptimLayer.rate = OptimLayer.rate, rate  # type: ignore[method-assign]
         Rows.take, ComputeLayer.forward_backward, OptimLayer.step = taken, worked, moved  # type: ignore
 
 
@@ -132,8 +128,8 @@ def test_hurt_weights_are_gone_back_from(tmp_path: Path, ranks: int) -> None:
 
 
 def test_a_slow_divergence_is_gone_back_from(tmp_path: Path) -> None:
-    here = runs.write_recipe(tmp_path, steps=90)
-    slow = Harm(first=40, last=70, faster=1.1)
+    here = runs.write_recipe(tmp_path, steps=130)
+    slow = Harm(first=50, last=90, shaken=0.03)
     assert runs.finish(here, "checkpoint.keep_last=-1", prepare=slow) == 0, runs.said(here)
     [back] = runs.events(here, "rolled_back")
     assert back["to"] <= 48 < back["from"] <= 80 and "diverges" in back["cause"]

@@ -18,7 +18,8 @@ from danlu.monitor.usual import median, noise
 
 BLOCK = 16  # updates
 RECENT = 64  # updates that the noise is taken from
-CERTAIN = 4.0  # times its noise that a level must have moved
+CERTAIN = 2.5  # times the noise of single updates that a level must have moved
+FEW = 0.01  # share of the weights that are too few to train
 GAIN = 0.002  # share of the loss that is no gain worth the name
 WORN, LAST = 1.25, 5  # times the lowest level, of so many last updates
 SWING = 4.0  # times as much noise as when it was calmest
@@ -42,6 +43,7 @@ class Trend:
         self._recent: deque[float] = deque(maxlen=RECENT)
         self.first = self.lowest = self.gained = self.calmest = math.inf
         self.lowest_step = self.gained_step = 0
+        self._risen = 0  # blocks in a row
         self._said: set[str] = set()
 
     @property
@@ -60,12 +62,15 @@ class Trend:
         gradient."""
         if not reading.report.sound or not reading.loss > 0:
             return [], None
+        findings: list[Finding] = []
         if self.first == math.inf:
             self.first = self.lowest = self.gained = reading.loss
+            if self.trained < FEW:
+                self._say(findings, "frozen", f"Only {self.trained:.2%} of the weights are trained.", Likely.FROZEN)
         self._block.append(reading.loss)
         self._recent.append(reading.loss)
         if len(self._block) < BLOCK:
-            return [], None
+            return findings, None
         level, self._block = median(self._block), []
         return self._judge(level, reading, dead)
 
@@ -75,7 +80,8 @@ class Trend:
         risen = math.log(level / self.lowest)
         findings: list[Finding] = []
         trouble = None
-        if risen > max(math.log(self.rise), CERTAIN * relative):
+        self._risen = self._risen + 1 if risen > max(math.log(self.rise), CERTAIN * relative) else 0
+        if self._risen >= 2:
             trouble = self._diverging(level, reading)
         elif risen > max(math.log(self.rise) / 2, CERTAIN * relative):
             self._say(findings, "rising", f"{self._compared(level, step)}: it may be diverging.", Likely.RATE)
@@ -142,7 +148,7 @@ class Trend:
             "block": self._block,
             "recent": list(self._recent),
             "levels": [None if level == math.inf else level for level in levels],
-            "steps": [self.lowest_step, self.gained_step],
+            "steps": [self.lowest_step, self.gained_step, self._risen],
             "said": sorted(self._said),
         }
 
@@ -153,5 +159,5 @@ class Trend:
         self._recent.extend(state["recent"])
         levels = [math.inf if level is None else float(level) for level in state["levels"]]
         self.first, self.lowest, self.gained, self.calmest = levels
-        self.lowest_step, self.gained_step = state["steps"]
+        self.lowest_step, self.gained_step, self._risen = state["steps"]
         self._said = set(state["said"])

@@ -55,7 +55,7 @@ def test_a_slow_divergence_is_trouble_and_its_good_time_is_known(noise: float) -
 
 
 def test_a_loss_above_its_first_is_trouble_without_a_good_time() -> None:
-    _, trouble = run([5.5] + [30.0] * 20)
+    _, trouble = run([5.5] + [30.0] * 40)
     assert trouble is not None and trouble.before == 0 and "before the first update" in trouble.cause
 
 
