@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,7 +32,8 @@ class Average:
 class Averages:
     """The average of every trained weight, in at least fp32, cut over ranks as the weight is.
 
-    It begins as the weights are after the first update. Elementwise, so that the layout cannot move it.
+    It begins as a weight is after its first update; one that never had a gradient has none. Elementwise, so that the
+    layout cannot move it.
     """
 
     def __init__(self, settings: Average, named: Mapping[str, nn.Parameter]) -> None:
@@ -41,9 +42,9 @@ class Averages:
         self.held: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def follow(self, update: int) -> None:
-        """The weights have moved by this update: so has the average."""
-        fresh = [name for name in self.named if name not in self.held]
+    def follow(self, update: int, moved: Iterable[str]) -> None:
+        """These weights have moved by this update: so have all averages."""
+        fresh = [name for name in moved if name in self.named and name not in self.held]
         old = [name for name in self.named if name in self.held]
         if old:
             weights = [_local(self.named[name]) for name in old]

@@ -57,9 +57,10 @@ class OptimLayer:
         share = self.settings.schedule.share(update, self.total)
         for group in self.torch.param_groups:
             group["lr"] = group["peak"] * share
+        moved = [name for name, parameter in self.weights.items() if parameter.grad is not None]
         self.states.step(update)
         if self.averages is not None:
-            self.averages.follow(update)
+            self.averages.follow(update, moved)
 
     def zero(self) -> None:
         """Gradients are gone, and their memory with them."""
