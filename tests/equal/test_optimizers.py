@@ -7,8 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from danlu.core.world import World
+from danlu.recipe.yaml import load
+from danlu.train.assemble import build, gather
+from danlu.train.step import step
 from tests.equal.curves import STEPS, Curve, curve, write_recipe
 from tests.ranks import Ranks
 
@@ -95,3 +99,25 @@ def test_resume_at_half(alone: dict[str, Curve], recipe: str, ranks: Ranks, tmp_
                     assert all((one.end[name] == made.end[name]).all() for name in one.end), kind
                 else:
                     assert rest_of_it.distance(made) <= EXACT, kind
+
+
+def learnt(recipe: str, given: list[str]) -> list[float]:
+    """Losses of 80 updates in fp32."""
+    materials = gather(
+        load(recipe, ["memory.precision=fp32", "max_steps=80", "optimizer.learning_rate=3e-3", *WIDE, *given]),
+        world=World(),
+        device=torch.device("cpu"),
+        announce=lambda text: None,
+    )
+    run = build(materials)
+    losses = [step(run, run.source.take(materials.micros)).loss for _ in range(80)]
+    run.source.close()
+    return losses
+
+
+def test_8_bit_moments_learn_as_full_ones_do(recipe: str) -> None:
+    full = learnt(recipe, [])
+    coded = learnt(recipe, ["optimizer.kind=adamw8bit", "optimizer.full_embedding=false"])
+    assert full != coded and full[-1] < 0.75 * full[0]
+    fall = full[0] - full[-1]
+    assert max(abs(a - b) for a, b in zip(full, coded)) < 0.002 * fall

@@ -47,18 +47,20 @@ def encode(values: Tensor, codes: Tensor, scales: Tensor, *, signed: bool) -> No
     """
     cut = _cut(values)
     torch.amax(cut.abs(), -1, out=scales)
-    known = _known(signed, torch.float64, values.device)
-    edges = ((known[1:] + known[:-1]) / 2).to(values.dtype)
-    if not signed:
-        edges[0] = 0.0
-    shares = cut / torch.where(scales > 0, scales, 1.0)[..., None]
-    codes.copy_(torch.bucketize(shares, edges, out_int32=True).flatten(1)[:, : values.shape[1]])
+    shares = (cut / torch.where(scales > 0, scales, 1.0)[..., None]).flatten()
+    first, edges = _guesses(signed, values.dtype, values.device)
+    # The upper half of a number's bits says its code or the one below: no wider than the narrowest cell. (Searching
+    # for it among all edges took fifty times as long.)
+    guessed = first.index_select(0, shares.float().view(torch.int32).bitwise_right_shift(16).bitwise_and_(0xFFFF))
+    guessed += shares > edges.index_select(0, guessed.to(torch.int32))
+    codes.copy_(guessed.view(values.shape[0], -1)[:, : values.shape[1]])
 
 
 def decode(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
     """The values [n, m] that codes and scales stand for, in the scales' dtype."""
-    values = _known(signed, scales.dtype, codes.device)[codes.to(torch.int32)]
     rows, length = codes.shape
+    known = _known(signed, scales.dtype, codes.device)
+    values = known.index_select(0, codes.flatten().to(torch.int32)).view(rows, length)
     each = math.ceil(length / columns(length))
     if length % each:
         return values.mul_(scales.repeat_interleave(each, 1)[:, :length])
@@ -68,6 +70,22 @@ def decode(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
 @functools.cache
 def _known(signed: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(table(signed=signed), dtype=dtype, device=device)
+
+
+@functools.cache
+def _guesses(signed: bool, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For each upper half of an fp32 number, the code of the least number that may have it; and for each code the
+    largest number that has it.
+    """
+    known = _known(signed, torch.float64, torch.device("cpu"))
+    edges = (known[1:] + known[:-1]) / 2
+    if not signed:
+        edges[0] = 0.0
+    halves = torch.arange(1 << 16, dtype=torch.int32) << 16
+    least = halves.view(torch.float32).double().nan_to_num(0, 2, -2)
+    least = torch.where(least < 0, least * (1 + 2**-7), least) - least.abs() * 2**-22  # of what was rounded to fp32 too
+    first = torch.bucketize(least, edges).to(torch.uint8)
+    return first.to(device), torch.cat([edges, edges.new_tensor([math.inf])]).to(device=device, dtype=dtype)
 
 
 def _cut(values: Tensor) -> Tensor:

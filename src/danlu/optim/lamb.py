@@ -58,9 +58,13 @@ class Lamb(Common):
             )
             if group["weight_decay"]:
                 torch._foreach_add_(updates, weights, alpha=-group["weight_decay"])
-            if weights[0].dim() >= 2:
-                torch._foreach_mul_(updates, self._trust(updates, some))
-            torch._foreach_add_(weights, updates, alpha=group["lr"])
+            if weights[0].dim() < 2:
+                torch._foreach_add_(weights, updates, alpha=group["lr"])
+                continue
+            for weight, update, trust in zip(weights, updates, self._trust(updates, some)):
+                weight.addcmul_(
+                    update, trust, value=group["lr"]
+                )  # the ratio stays on its device: nothing is waited for
 
     def _trust(self, updates: list[Tensor], moving: Sequence[Moving]) -> list[Tensor]:
         """|w| / |u| of each whole weight; 1 where either is zero."""

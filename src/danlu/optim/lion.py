@@ -14,7 +14,7 @@ import torch
 from danlu.core.config import setting
 from danlu.optim.common import Common, Kept
 from danlu.optim.groups import Group
-from danlu.optim.own import Moving, Own, portions
+from danlu.optim.own import Moving, Own, portions, slices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Lion(Common):
         return {"exp_avg": Kept(shape=tuple(shape), dtype=dtype)}
 
     def _move(self, moving: Sequence[Moving], group: dict[str, Any]) -> None:
-        for some in portions(moving):
+        for some in portions(slices(moving)):
             weights, gradients = [one.weight for one in some], [one.gradient for one in some]
             momentum = [one.state["exp_avg"] for one in some]
             directions = torch._foreach_lerp(momentum, gradients, 1 - self.betas[0])

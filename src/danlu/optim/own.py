@@ -7,7 +7,7 @@ dispatch for each. What needs a whole weight (a norm, a mean, a matrix) asks for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from danlu.core.world import local
 from danlu.optim.common import Common, Kept
 from danlu.optim.groups import Group
 
@@ -69,11 +70,6 @@ class Own(torch.optim.Optimizer):
         )
 
 
-def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def part(
     kept: Kept, shape: Sequence[int], here: Sequence[int], offset: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -106,7 +102,16 @@ def laid(value: Tensor, kept: Kept, weight: Tensor) -> Tensor:
     )
 
 
-def portions(moving: Sequence[Moving]) -> Iterator[list[Moving]]:
+def slices(moving: Sequence[Moving]) -> Iterator[Moving]:
+    """The weights, flat, and on a processor a slice of them after another: for what moves each number by itself."""
+    for one in moving:
+        flat = one.weight.view(-1), one.gradient.reshape(-1), *(value.view(-1) for value in one.state.values())
+        most = AT_ONCE_CPU // one.weight.dtype.itemsize if one.weight.device.type == "cpu" else flat[0].numel()
+        for weight, gradient, *states in zip(*(tensor.split(max(1, most)) for tensor in flat)):
+            yield Moving(weight, gradient, dict(zip(one.state, states)), weight)
+
+
+def portions(moving: Iterable[Moving]) -> Iterator[list[Moving]]:
     """The weights, a few at a time, in their order; the same cut on every rank."""
     some: list[Moving] = []
     filled = 0

@@ -59,3 +59,27 @@ def test_a_second_moment_above_zero_never_becomes_zero() -> None:
     assert back[0, 0] == 1 and back[0, 2] == 0
     torch.testing.assert_close(back[0, [1, 3]], torch.tensor([3.25e-7, 3.25e-7]))
     assert there_and_back(values, signed=True)[0, 1] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("signed", [True, False])
+def test_each_number_has_the_nearest_code(signed: bool, dtype: torch.dtype) -> None:
+    """Also those that stand just beside the middle between two codes, where the search is by halves of their bits."""
+    known = torch.tensor(table(signed=signed), dtype=torch.float64)
+    middles = ((known[1:] + known[:-1]) / 2).to(dtype)
+    step = torch.finfo(dtype).eps
+    beside = torch.cat([middles * (1 + n * step) for n in (-3, -2, -1, 1, 2, 3)] + [known.to(dtype)])
+    source = torch.Generator().manual_seed(2)
+    drawn = torch.randn(100_000, generator=source, dtype=dtype) * 10 ** (-8 * torch.rand(100_000, generator=source))
+    values = torch.cat([beside, drawn.clamp(-1, 1) if signed else drawn.abs().clamp(max=1)])
+    values = values[values.abs() > 4e-7] if not signed else values
+    values = values[: values.numel() // 255 * 255].view(-1, 255)
+    values = torch.cat([torch.ones(len(values), 1, dtype=dtype), values], 1)  # each block's scale is 1
+    codes = torch.empty(values.shape, dtype=torch.uint8)
+    encode(values, codes, torch.empty(len(values), 1, dtype=dtype), signed=signed)
+    apart = (known[codes.long()] - values.double()).abs()
+    low, high = (codes.long() - 1).clamp(min=0), (codes.long() + 1).clamp(max=255)
+    # By more than rounding: an edge itself is rounded to the numbers' dtype.
+    slack = 2 * step * values.abs().double()
+    assert (apart <= (known[low] - values.double()).abs() + slack).all()
+    assert (apart <= (known[high] - values.double()).abs() + slack).all()
