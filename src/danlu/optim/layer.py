@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor, nn
 
@@ -73,6 +73,13 @@ class OptimLayer:
             for parameter, name in self.names.items()
             for kind, value in self.states.state(parameter).items()
         } | (self.averages.state() if self.averages is not None else {})
+
+    def here(self) -> Iterator[Tensor]:
+        """What of `state` takes memory between updates: all that is not kept elsewhere."""
+        for kinds in self.torch.state.values():
+            yield from kinds.values()
+        if self.averages is not None:
+            yield from self.averages.state().values()
 
     def still(self, key: str) -> bool:
         """Whether this part of `state` stays as it was given, whatever updates follow, for as long as it is held."""

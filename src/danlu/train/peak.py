@@ -52,7 +52,7 @@ class Peak:
             return
         self.tracker = Tracker()
         self.tracker.hold("weights", run.weights.values())
-        self.tracker.hold("moments", run.optim.state().values())
+        self.tracker.hold("moments", run.optim.here())
         blocks = {f"blocks.{name}": block for name, block in run.compute.model.blocks.items()}
         with self.tracker, self.tracker.within(blocks), self.tracker.gradients(run.weights.values()):
             yield
