@@ -161,10 +161,17 @@ def _refuse_together(name: str, role: str, word: str) -> None:
         )
 
 
-def remarks(asked: Name, precision: Precision, device: torch.device, sizes: Mapping[str, int]) -> tuple[str, ...]:
+def remarks(
+    asked: Name,
+    precision: Precision,
+    device: torch.device,
+    sizes: Mapping[str, int],
+    *,
+    given: torch.dtype | None = None,
+) -> tuple[str, ...]:
     """What was chosen because the device lacks something better, or will be slow or otherwise done, a sentence each.
 
-    sizes: of the products' sides, by name.
+    sizes: of the products' sides, by name. given: what the weights that the run starts from are stored in.
     """
     can, said = devices.abilities(device), []
     used = {precision.products, *precision.roles.values()}
@@ -179,6 +186,10 @@ def remarks(asked: Name, precision: Precision, device: torch.device, sizes: Mapp
         said.append(
             f"fp8 wants sizes that are multiples of 16; products over {', '.join(odd)} stay {WORDS[precision.products]}"
         )
+    if given is not None and given != precision.weights:
+        kept = WORDS[precision.weights]
+        how = "rounded to" if given.itemsize > precision.weights.itemsize else "trained as"
+        said.append(f"the weights that the run starts from are {WORDS.get(given, given)}; they are {how} {kept}")
     return tuple(said)
 
 

@@ -137,7 +137,16 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
         data_id=sets.identity,
         compiled=compiled,
         held_id=sets.held,
-        fallbacks=(*remarks(recipe.memory.precision, precision, device, shape.sides), *away.said),
+        fallbacks=(
+            *remarks(
+                recipe.memory.precision,
+                precision,
+                device,
+                shape.sides,
+                given=None if start is None else weights.stored_dtype(start),
+            ),
+            *away.said,
+        ),
         offload=away,
     )
 

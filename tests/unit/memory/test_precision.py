@@ -92,7 +92,14 @@ def test_what_is_emulated_or_left_out_is_told_of(monkeypatch: pytest.MonkeyPatch
     assert [slow in said[0], said[1]] == [
         True, "fp8 wants sizes that are multiples of 16; products over intermediate_size 50 stay bf16"
     ]  # fmt: skip
-    assert remarks("bf16", choose("bf16", CPU), CPU, sizes) == ()
+    assert remarks("bf16", choose("bf16", CPU), CPU, sizes, given=torch.float32) == ()
+    starts = "the weights that the run starts from are"
+    for name, given, said in (
+        ("bf16_pure", torch.float32, f"{starts} fp32; they are rounded to bf16"),
+        ("fp32", torch.float16, f"{starts} fp16; they are trained as fp32"),
+        ("bf16_pure", torch.bfloat16, None),
+    ):
+        assert remarks(name, choose(name, CPU), CPU, sizes, given=given) == (() if said is None else (said,))
 
 
 def test_fp32_for_a_role_is_at_least_fp32() -> None:
