@@ -1,7 +1,7 @@
 """AdamW with moments of 8 bits (Dettmers et al. 2022, arXiv:2110.02861): about 2 bytes a weight in place of 8.
 
 Both moments are read from their codes, moved and used in full precision, and put back into codes. Small weights, norms
-and biases keep full moments, and so do embeddings, as the paper found stabler (section 2.3).
+and biases keep full moments, and so do embeddings, as the paper found stabler.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from danlu.optim.groups import Group
 from danlu.optim.own import Moving, Own
 
 SMALL = 4096  # numbers: a weight that has fewer keeps full moments
-AT_ONCE_CPU, AT_ONCE_ELSEWHERE = (
-    1 << 17,
-    1 << 26,
-)  # numbers moved at a time: they exist in full precision only meanwhile
+# Numbers moved at a time, which exist in full precision only meanwhile: few enough for a cache, and for memory that is
+# not asked of the system anew each time.
+AT_ONCE_CPU, AT_ONCE_ELSEWHERE = 1 << 16, 1 << 26
 
 
 @dataclass(frozen=True, kw_only=True)
