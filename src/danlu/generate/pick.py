@@ -36,7 +36,8 @@ class Pick:
         """
         if self.temperature == 0:
             return scores.argmax(-1).cpu()
-        probabilities = self.probabilities(scores).to("cpu", torch.float64)
+        # On the CPU, where a running sum has one order: a GPU's is refused by a deterministic run.
+        probabilities = self.probabilities(scores.cpu()).to(torch.float64)
         points = torch.stack([torch.rand((), generator=draw, dtype=torch.float64) for draw in draws])
         cumulative = probabilities.cumsum(-1)
         # A little less than the whole, or rounding could reach past the last token that has a probability.
