@@ -17,7 +17,9 @@ from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.tensor import DTensor
 
 from danlu.core.errors import Failure
 
@@ -106,6 +108,11 @@ def gone(pids: tuple[int, ...]) -> bool:
         except PermissionError:
             continue
     return False
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor that is cut or copied over ranks; a plain one is its own."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def meet(world: World) -> None:

@@ -16,9 +16,8 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from danlu.core.world import stream
+from danlu.core.world import local, stream
 
 CHUNK = 2**18  # numbers rounded at a time: few enough to stay in a CPU's cache
 CHUNK_DEVICE = 2**26
@@ -77,7 +76,7 @@ class Stochastic:
     def _store(self, stored: Tensor, exact: Tensor, place: Place, update: int, kind: str) -> None:
         """The stored numbers are the exact ones, rounded."""
         key = stream(self.seed, "rounding", update, place.name, kind)
-        round_into(_local(stored), _local(exact), key=key, shape=place.shape, offset=place.offset)
+        round_into(local(stored), local(exact), key=key, shape=place.shape, offset=place.offset)
 
 
 def round_into(low: Tensor, exact: Tensor, *, key: int, shape: Sequence[int], offset: Sequence[int]) -> None:
@@ -133,7 +132,3 @@ def _signed(word: int) -> int:
 def _alike(value: object, weight: Tensor, dtype: torch.dtype) -> TypeGuard[Tensor]:
     """Whether it is a number for each number of the weight, stored so."""
     return isinstance(value, Tensor) and value.dtype == dtype and value.shape == weight.shape
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 
 from danlu.core.config import setting
 from danlu.core.errors import InputError
+from danlu.core.world import local
 
 SMALLEST = 1.0  # below it, scaling would only lose
 
@@ -60,7 +60,7 @@ class Scale:
 
     def unscale(self, weights: Iterable[nn.Parameter]) -> None:
         """Gradients are what they would be at a scale of 1; what overflowed stays not finite."""
-        gradients = [_local(weight.grad) for weight in weights if weight.grad is not None]
+        gradients = [local(weight.grad) for weight in weights if weight.grad is not None]
         if gradients and self.value != 1:
             torch._foreach_mul_(gradients, 1 / self.value)
 
@@ -71,7 +71,3 @@ class Scale:
     def restore(self, state: Mapping[str, float]) -> None:
         """The scale goes on from there. Raises KeyError where the state is not that of a scale."""
         self.value, self.sound = float(state["loss_scale"]), int(state["sound"])
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

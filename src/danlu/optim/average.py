@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from danlu.core.config import setting
+from danlu.core.world import local
 
 KIND = "average"  # before a weight's name in a checkpoint
 
@@ -47,8 +47,8 @@ class Averages:
         fresh = [name for name in moved if name in self.named and name not in self.held]
         old = [name for name in self.named if name in self.held]
         if old:
-            weights = [_local(self.named[name]) for name in old]
-            averages = [_local(self.held[name]) for name in old]
+            weights = [local(self.named[name]) for name in old]
+            averages = [local(self.held[name]) for name in old]
             weights = [w if w.dtype == a.dtype else w.to(a.dtype) for w, a in zip(weights, averages)]
             torch._foreach_lerp_(averages, weights, 1 - self.settings.keeps(update))
         for name in fresh:
@@ -83,7 +83,3 @@ class Averages:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """The averages are those of a state; a weight that has none there begins anew with the next update."""
         self.held = {name: state[f"{KIND}/{name}"] for name in self.named if f"{KIND}/{name}" in state}
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

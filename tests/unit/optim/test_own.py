@@ -8,12 +8,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from danlu.core.world import World
+from danlu.core.world import World, local
 from danlu.optim.adafactor import Adafactor
 from danlu.optim.adamw8bit import AdamW8bit
 from danlu.optim.common import Common, Kept
 from danlu.optim.layer import OptimLayer
-from danlu.optim.own import Moving, laid, local, part, portions, total
+from danlu.optim.own import Moving, laid, part, portions, total
 from tests.ranks import Ranks
 
 

@@ -6,8 +6,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from danlu.core.world import World
-from danlu.optim.own import local
+from danlu.core.world import World, local
 from danlu.optim.sharing import Exchange
 from tests.ranks import Ranks
 
