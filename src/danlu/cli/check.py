@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from danlu.core.batch import Batch
     from danlu.data.tokenizer import Tokenizer
     from danlu.memory.ledger import Case
+    from danlu.optim.groups import Group
     from danlu.recipe.recipe import Recipe
     from danlu.train.assemble import Materials
+    from danlu.train.forecast import Sizes
 
 COLOURS = (36, 33, 35, 32)  # of successive documents, on a terminal
 FIRST_PLACES = 6  # of a row, shown token by token
@@ -53,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from danlu.recipe.yaml import load
     from danlu.train.assemble import gather
     from danlu.train.begin import open_folder
+    from danlu.train.trial import remedies
 
     if arguments.nproc < 1:
         raise InputError(f"--nproc {arguments.nproc}: at least one process is needed")
@@ -67,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     try:
         resolved = config.changed(materials.recipe, "parallel", layout)
-        case = sized(recipe, materials, layout)
+        of, case = sized(recipe, materials, layout)
         resolved = config.changed(resolved, "batch.micro_batch_size", case.rows)
         tell("recipe, resolved", config.dump(resolved).splitlines())
         tell("run folder", folder(resolved, total=materials.total))
@@ -78,7 +81,16 @@ def run(arguments: argparse.Namespace) -> int:
         tell("precision", precision(materials))
         tell("optimizer", optimizer(materials))
         tell("updates", updates(materials))
-        tell("memory", memory(case, layout, materials.device))
+        tell(
+            "memory",
+            memory(
+                case,
+                layout,
+                materials.device,
+                remedies(case, of, recipe.memory, materials.device),
+                compiled=materials.compiled.on,
+            ),
+        )
         tell("disk", disk(resolved, materials))
         if not arguments.quick:
             materials.rows.seek({"samples": 0})
@@ -179,19 +191,25 @@ def precision(materials: Materials) -> Iterator[str]:
 
 def optimizer(materials: Materials) -> Iterator[str]:
     """Which weights are updated alike: what decays, their rates, and what is kept of them on all ranks together."""
+    from danlu.optim.told import lines
+
+    settings = materials.recipe.optimizer
+    return lines(settings, groups(materials), total=materials.total, dtype=materials.precision.weights)
+
+
+def groups(materials: Materials) -> list[Group]:
+    """The weights of the model, which have no memory yet, as they will be updated."""
     import torch
 
     from danlu.models.roles import roles
     from danlu.models.stack import plain
     from danlu.optim.groups import split
-    from danlu.optim.told import lines
 
     settings = materials.recipe.optimizer
     with torch.device("meta"):
         model = materials.family.build()
     named = [(plain(name), weight) for name, weight in model.named_parameters()]
-    groups = split(named, weight_decay=settings.weight_decay, roles=roles(model), rates=settings.rates)
-    return lines(settings, groups, total=materials.total, dtype=materials.precision.weights)
+    return split(named, weight_decay=settings.weight_decay, roles=roles(model), rates=settings.rates)
 
 
 def updates(materials: Materials) -> Iterator[str]:
@@ -211,8 +229,8 @@ def updates(materials: Materials) -> Iterator[str]:
         yield f"WARNING: every row is read {epochs:.0f} times; more text or fewer updates would learn better"
 
 
-def sized(recipe: Recipe, materials: Materials, layout: Parallel) -> Case:
-    """What decides the bytes on one rank of the layout."""
+def sized(recipe: Recipe, materials: Materials, layout: Parallel) -> tuple[Sizes, Case]:
+    """What decides the bytes on one rank of the layout: for any micro-batch, and for the one that the run will have."""
     from danlu.train.forecast import fitting, sizes
 
     share, given = materials.rows.global_batch_size // layout.ranks, recipe.batch.micro_batch_size
@@ -225,10 +243,10 @@ def sized(recipe: Recipe, materials: Materials, layout: Parallel) -> Case:
         share=share,
         away=materials.offload,
     )
-    return of(fitting(of, layout, materials.device, share=share) if given == "auto" else given)
+    return of, of(fitting(of, layout, materials.device, share=share) if given == "auto" else given)
 
 
-def memory(case: Case, layout: Parallel, device: torch.device) -> Iterator[str]:
+def memory(case: Case, layout: Parallel, device: torch.device, less: Iterator[str], *, compiled: bool) -> Iterator[str]:
     """What a rank will need, part by part, against what is there."""
     from danlu.core import device as devices
     from danlu.memory.ledger import forecast
@@ -243,17 +261,21 @@ def memory(case: Case, layout: Parallel, device: torch.device) -> Iterator[str]:
             yield f"  {part:<24} {size(number):>10}  {number / ledger.peak:>6.1%}"
     yield f"{size(found.free // here)} of {size(found.total // here)} free"
     yield from told(case.kinds)
+    if compiled:
+        yield "blocks are compiled, and keep less than blocks as written, for which this is counted"
     if ledger.peak * here > found.free:
-        yield "WARNING: more than is free; a smaller batch.micro_batch_size or data.sequence_length needs less"
+        would = ", or ".join([*less, "a smaller data.sequence_length"])
+        yield f"WARNING: more than is free; less would be needed with {would}"
 
 
 def disk(recipe: Recipe, materials: Materials) -> Iterator[str]:
     """What checkpoints and the model will take, against what is there."""
     import shutil
 
-    plan, settings = materials.case, recipe.checkpoint
-    weights = plan.parameters * plan.weight
-    each = weights + plan.moments
+    settings, optimizer, stored = recipe.checkpoint, recipe.optimizer, materials.precision.weights
+    named = [(group.role, weight) for group in groups(materials) for weight in group.parameters.values()]
+    weights = sum(weight.numel() * stored.itemsize for _, weight in named)
+    each = weights + sum(optimizer.state_bytes(weight.shape, dtype=stored, role=role) for role, weight in named)
     made = -(-materials.total // settings.save_steps)
     kept = made if settings.kept is None else min(made, settings.kept)
     most = (kept + (0 if settings.kept is None else 1)) * each + weights  # the oldest goes once the newest is whole

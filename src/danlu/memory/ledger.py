@@ -32,6 +32,7 @@ class Case:
     working   bytes that the update itself takes beside them
     gathered, travel   where weights are cut over ranks: bytes of whole copies in use, and of buffers under way
     waiting  whether activations wait on the host for their backward
+    block    logits that the head turns into probabilities at a time
     path     how packed rows are attended to; None: rows hold one document each
     kinds    of recomputation, one a block
     """
@@ -52,6 +53,7 @@ class Case:
     gathered: int = 0
     travel: int = 0
     waiting: bool = False
+    block: int = heads.BLOCK
 
     @property
     def tokens(self) -> int:
@@ -64,7 +66,7 @@ class Case:
         return max(4, self.product)
 
     @property
-    def block(self) -> int:
+    def one(self) -> int:
         """Bytes of the weights of one block, or of their gradients, biases and norms left out."""
         s = self.shape
         products = 2 * (s.heads + s.key_value_heads) * s.head_dim + (3 if s.gated else 2) * s.inner_size
@@ -185,7 +187,7 @@ def _head(case: Case) -> dict[str, int]:
     size = -(-n // pieces)
     hidden = 3 * n * d * p  # as it came, with unasked rows zeroed, and its gradient
     chunk = size * v * p
-    block = min(size, max(1, heads.BLOCK // v)) * v * e * (2 if p < e else 1)
+    block = min(size, max(1, case.block // v)) * v * e * (2 if p < e else 1)
     low = v * d * p if p != case.weight else 0  # the weight
     product = v * d * p if p < e else 0  # its gradient by one chunk
     cast = v * d * case.weight if case.weight < e else 0  # all of that, as the weight is stored
@@ -213,7 +215,7 @@ def _backward(case: Case, after: int = 0) -> dict[str, int]:
     activations["activations"] -= gone + n * d * max(w, case.exact)  # what the last norm kept is gone too
     stream = n * d * (w + (p if case.low else 0))
     inner = (2 if s.gated else 1) * n * i * p
-    done = case.block * after + i * d * w  # gradients of the blocks that are done, and of this one's last product
+    done = case.one * after + i * d * w  # gradients of the blocks that are done, and of this one's last product
     own = s.vocab_size * d * w + (0 if case.micros > 1 else done)
     return (
         _rest(case)

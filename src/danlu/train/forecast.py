@@ -15,7 +15,7 @@ from danlu.memory.offload import Offload
 from danlu.memory.plan import ROOM, rows_that_fit
 from danlu.memory.precision import Precision
 from danlu.memory.states import BUCKET, MOVING
-from danlu.models import attention
+from danlu.models import attention, heads
 from danlu.models.families import Family
 from danlu.models.roles import roles
 from danlu.models.stack import plain
@@ -65,6 +65,7 @@ def sizes(
         working=working * max(numbers) // shards,
         path=attention.choose(device, precision.attention, length) if recipe.data.packing else None,
         waiting=away.activations,
+        block=heads.BLOCK if device.type == "cpu" else heads.BLOCK_DEVICE,
     )
 
     def of(rows: int) -> Case:

@@ -17,12 +17,13 @@ from danlu.core import device as devices
 from danlu.core import words
 from danlu.core.batch import Batch
 from danlu.core.errors import Failure
-from danlu.memory.ledger import forecast
-from danlu.memory.plan import ROOM
+from danlu.memory.ledger import Case, forecast
+from danlu.memory.plan import ROOM, Memory
+from danlu.memory.recompute import KINDS
 from danlu.memory.shortage import ran_out, sentence
 from danlu.memory.tracker import Tracker
 from danlu.train.assemble import Materials, build
-from danlu.train.forecast import free_for_one
+from danlu.train.forecast import Sizes, free_for_one
 from danlu.train.step import step
 
 AMPLE = 2.0  # free memory, against the forecast, from which a CPU's micro-batch is not tried
@@ -113,11 +114,12 @@ def worst(materials: Materials) -> int:
     batches = [largest(materials) for _ in range(min(2, materials.micros))]
     run = build(materials)
     run.source = Still(sum(batch.tokens.numel() for batch in batches))
+    run.memory.restore({"loss_scale": 1.0, "sound": 0})  # an overflow, in fp16, would leave no moments
     step(run, batches)
     tracker = None if device.type == "cuda" or materials.compiled.on else Tracker()
     if tracker is not None:
         tracker.hold("weights", run.weights.values())
-        tracker.hold("moments", run.optim.state().values())
+        tracker.hold("moments", run.optim.here())
     with tracker or nullcontext():
         step(run, batches)
     devices.synchronize(device)
@@ -164,23 +166,23 @@ def _failure(materials: Materials, error: BaseException, where: str, free: int) 
 
 
 def _told(materials: Materials, where: str, free: int) -> str:
-    return sentence(where, forecast(materials.case), free=free, remedies=remedies(materials))
+    less = remedies(materials.case, materials.sizes, materials.recipe.memory, materials.device)
+    return sentence(where, forecast(materials.case), free=free, remedies=less)
 
 
-def remedies(materials: Materials) -> Iterator[str]:
-    """Settings that would need less, with how much where the ledger knows, the cheapest first."""
-    case, memory = materials.case, materials.recipe.memory
-    share = case.rows * case.micros
-    smaller = next((size for size in range(case.rows - 1, 0, -1) if share % size == 0), None)
-    if smaller:
-        yield f"batch.micro_batch_size={smaller} ({words.size(forecast(materials.sizes(smaller)).peak)})"
-    for kind in ("selective", "full"):
-        if kind not in (memory.recompute, *case.kinds):
-            less = replace(case, kinds=(kind,) * case.shape.layers)
-            yield f"memory.recompute={kind} ({words.size(forecast(less).peak)})"
-    if not memory.offload and materials.device.type != "cpu":
-        yield "memory.offload=[optimizer]"
-    if materials.device.type != "cpu":
+def remedies(case: Case, sizes: Sizes, memory: Memory, device: torch.device) -> Iterator[str]:
+    """Settings that would need less, with how much where the ledger knows."""
+    share, now = case.rows * case.micros, forecast(case).peak
+    smaller = next((rows for rows in range(case.rows - 1, 0, -1) if share % rows == 0), None)
+    cases = {} if smaller is None else {f"batch.micro_batch_size={smaller}": sizes(smaller)}
+    for kind in KINDS:
+        cases[f"memory.recompute={kind}"] = replace(case, kinds=(kind,) * case.shape.layers)
+    for setting, other in cases.items():
+        if (need := forecast(other).peak) < now:
+            yield f"{setting} ({words.size(need)})"
+    if device.type != "cpu":
+        if not memory.offload:
+            yield "memory.offload=[optimizer]"
         yield "more ranks to cut the weights over (parallel.shard)"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from danlu.cli.check import duration, show, size
 from danlu.cli.main import main
+from danlu.core import device
 from danlu.core.batch import IGNORE, Batch
 from danlu.data.tokenizer import load
 from danlu.recipe import yaml
@@ -51,6 +53,25 @@ def test_it_counts_what_the_run_will_do(folder: Path, capsys: pytest.CaptureFixt
 def test_too_little_disk_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "small.yaml", "--quick", "num_train_epochs=1e9"]) == 0
     assert "WARNING: not enough room; set checkpoint.keep_last lower" in capsys.readouterr().out
+
+
+def test_memory_is_told_part_by_part(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "small.yaml", "--quick", "memory.recompute=full", "memory.precision=fp32"]) == 0
+    out = capsys.readouterr().out
+    parameters = 258 * 32 + 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32
+    assert re.search(rf"\n    weights +{re.escape(size(4 * parameters))} +[0-9.]+%\n", out)
+    assert "recompute: blocks 0 to 1: all but its input" in out
+    assert re.search(r"about .* of tensors each, most in ", out) and "WARNING: more than is free" not in out
+
+
+def test_what_would_need_less_is_told_where_memory_is_short(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "memory", lambda where: device.Memory(total=10_000_000, free=100_000))
+    assert main(["check", "small.yaml", "--quick", "batch.micro_batch_size=4", "memory.precision=fp32"]) == 0
+    out = capsys.readouterr().out
+    assert "WARNING: more than is free; less would be needed with batch.micro_batch_size=2 (" in out
+    assert "memory.recompute=full (" in out and "memory.recompute=none" not in out
 
 
 def test_the_forecast_is_measured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
