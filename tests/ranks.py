@@ -118,5 +118,5 @@ def _meet(function: Callable[..., Any], arguments: tuple[Any, ...], world: Any, 
         torch.set_default_dtype(dtype)
         if dist.is_initialized():
             dist.destroy_process_group()
-            # What torch remembers of DTensors holds meshes that are equal to the next ones, but of groups that are gone.
+            # What torch remembers of DTensors holds meshes that equal the next ones, but of groups that are gone.
             _clear_sharding_prop_cache()

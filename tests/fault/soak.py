@@ -17,7 +17,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +158,10 @@ class _Soak:
     def go(self) -> Outcome:
         outcome = self.outcome
         begun = time.monotonic()
-        self.gate.open(1 << 30)
-        assert runs.finish(self.reference, prepare=self._life(), ranks=self.ranks) == 0, runs.said(self.reference)
+        wide = Gate(self.gate.path.with_name("wide"))
+        wide.open(1 << 30)
+        left_alone = replace(self._life(), gate=wide)
+        assert runs.finish(self.reference, prepare=left_alone, ranks=self.ranks) == 0, runs.said(self.reference)
         outcome.unhurt_seconds, begun = time.monotonic() - begun, time.monotonic()
         self.gate.open(0)
         for number, kind in enumerate(self.plan):
@@ -254,7 +256,8 @@ class _Soak:
             "killed in a save": [-9] + [1] * (self.ranks - 1),
         }.get(kind, [-9] * self.ranks)
         if codes != fine:
-            self.outcome.silent.append(f"{kind}: ended with {codes}, not {fine}")
+            said = runs.said(self.recipe)[-600:]
+            self.outcome.silent.append(f"{kind}: ended with {codes}, not {fine}; said: {said}")
 
     def _damage(self) -> None:
         """One bit of the newest checkpoint is another, or one of its files is shorter, if there is one before it."""

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from danlu.checkpoint import commit as protocol
-from danlu.checkpoint.folder import remove_checkpoint
+from danlu.checkpoint.disk import Disk
+from danlu.checkpoint.folder import remove_checkpoint, tidy, whole
 from danlu.checkpoint.keep import Checkpoint
 from danlu.checkpoint.load import newest
-from danlu.checkpoint.save import Saver
+from danlu.checkpoint.manifest import step_name, verify
+from danlu.checkpoint.save import Saved, Saver
 from danlu.core.errors import InputError
 from tests.fault.disks import Folder, Model, Recording, read_folder, write_folder
 from tests.unit.checkpoint.made import each_rank, holds, save, snapshot
@@ -82,6 +84,36 @@ def test_no_crash_loses_a_checkpoint_that_is_saved_anew(tmp_path: Path) -> None:
     assert ("rename", "step-000001", "old-000001", b"") in disk.log
     checked, faults = crash_everywhere(tmp_path / "crashed", before, disk, 1, 1)
     assert checked > 20 and not faults, faults[:5]
+
+
+def test_no_crash_loses_the_newest_or_the_best_while_older_ones_go(tmp_path: Path) -> None:
+    """Saved is a new best: one that was the best until then, and one that was the last but one, are removed."""
+    settings, root = Checkpoint(keep_last=1, keep_best=1, asynchronous=False), tmp_path / "checkpoints"
+    save(root, 1, settings=settings, metrics={1: 3.0})
+    save(root, 2, settings=settings, metrics={2: 4.0})
+    assert sorted(path.name for path in root.iterdir()) == ["step-000001", "step-000002"]
+    disk = Recording(root)
+    saver, before = Saver(root, settings, disk=disk), read_folder(root)
+    disk.log.clear()
+    [outcome] = saver.save(snapshot(3, metric=2.0))
+    assert isinstance(outcome, Saved) and outcome.removed == ("step-000001", "step-000002")
+    checked = 0
+    for cut in range(len(disk.log) + 1):
+        for state in Model(before, disk.log[:cut]).states():
+            shutil.rmtree(tmp_path / "crashed", ignore_errors=True)
+            (tmp_path / "crashed").mkdir()
+            write_folder(tmp_path / "crashed", state)
+            tidy(Disk(), tmp_path / "crashed")
+            good = {
+                step: m
+                for step, m in whole(tmp_path / "crashed").items()
+                if not verify(tmp_path / "crashed" / step_name(step))
+            }
+            best = min(good, key=lambda step: good[step].metric or 9)
+            assert max(good) >= 2 and best == (3 if 3 in good else 1), (disk.log[cut - 1][:2], good)
+            checked += 1
+    print(f"{len(disk.log)} operations, {checked} states")
+    assert checked > 40
 
 
 class Unsynced(Recording):

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+import danlu
 from tests.fault import runs
 from tests.fault.runs import Moment
+
+SHIPPED = Path(danlu.__file__).parent / "recipe" / "shipped" / "tokenizer"
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +85,35 @@ def test_another_recipe_is_refused_with_every_difference(copy: Path) -> None:
     assert "  seed: 1 there, 2 now" in said and "  optimizer.learning_rate: 0.01 there, 0.5 now" in said
     assert "  model.num_hidden_layers: 2 there, 3 now" in said and "max_steps" not in said
     assert (runs.folder(copy) / "recipe.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model.vocab_size=300"], "  model.vocab_size: 258 there, 300 now"),
+        (["data.sequence_length=16"], "  data.sequence_length: 32 there, 16 now"),
+        (["data.packing=false"], "  data.packing: True there, False now"),
+        (["data.validation=0.2"], "  data.validation: 0.1 there, 0.2 now"),
+        (["optimizer={kind: sgd}"], "  optimizer.kind: adamw there, sgd now"),
+        (["optimizer.weight_decay=0.5"], "  optimizer.weight_decay: 0.1 there, 0.5 now"),
+        (["memory.precision=fp64"], "  memory.precision: fp32 there, fp64 now"),
+        (["model={kind: gpt2, n_embd: 32, n_layer: 2, n_head: 4}"], "  model.kind: llama there, gpt2 now"),
+        (["data.split=document"], "  data.split: line there, document now"),
+    ],
+    ids=lambda given: given[0].partition("=")[0] if isinstance(given, list) else "",
+)
+def test_drift_of_any_kind_is_refused_and_nothing_is_touched(copy: Path, words: list[str], said: str) -> None:
+    before = contents(copy)
+    assert runs.finish(copy, "max_steps=12", *words) == 2
+    assert said in runs.said(copy)
+    assert contents(copy) == before
+
+
+def test_another_tokenizer_is_refused_by_what_it_makes_of_the_text(copy: Path) -> None:
+    before = contents(copy)
+    assert runs.finish(copy, "max_steps=12", f"data.tokenizer={SHIPPED}") == 2
+    assert "has 4096 ids, but the model has 258 rows" in last(copy)
+    assert contents(copy) == before
 
 
 def test_restart_moves_the_old_folder_aside(copy: Path) -> None:
@@ -198,9 +230,9 @@ class Wait:
     mark: Path
 
     def __call__(self) -> None:
-        from danlu.train import loop
+        from danlu.train import measure
 
-        whole = loop.evaluate
+        whole = measure.evaluate
 
         def evaluate(*arguments: object, **named: object) -> object:
             self.mark.touch()
@@ -208,7 +240,7 @@ class Wait:
                 time.sleep(0.02)
             return whole(*arguments, **named)  # type: ignore[arg-type]
 
-        loop.evaluate = evaluate  # type: ignore[assignment]
+        measure.evaluate = evaluate  # type: ignore[assignment]
 
 
 def test_a_second_run_in_the_folder_is_refused_also_with_restart(tmp_path: Path) -> None:

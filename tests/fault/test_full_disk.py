@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -21,14 +22,14 @@ from tests.unit.checkpoint.made import NOW, each_rank, holds, save, snapshot
 KEEP = Checkpoint(keep_last=1, keep_best=0, asynchronous=False)
 
 
-def whole(folder: Path, at_least: int) -> int:
+def whole(folder: Path, at_least: int, rows: int = 8) -> int:
     found = newest(folder)
     assert found is not None and found.step >= at_least and found.skipped == ()
-    holds(found)
+    holds(found, rows)
     return found.step
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EINTR])
 def test_any_operation_may_fail(tmp_path: Path, error: int) -> None:
     kinds = set()
     for k in range(100):
@@ -54,6 +55,43 @@ def test_any_operation_may_fail(tmp_path: Path, error: int) -> None:
     assert k > 12 and kinds == {Saved, NotSaved}  # Saved: where only the removal of older ones failed
 
 
+def test_any_write_may_be_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may write less than it was given, and says how much."""
+    write, calls, short = os.write, 0, 0
+
+    def cut(handle: int, content: memoryview) -> int:
+        nonlocal calls
+        calls += 1
+        return write(handle, content[: max(1, len(content) // 3)] if calls == short else content)
+
+    monkeypatch.setattr(os, "write", cut)
+    while calls >= short:
+        short, calls = short + 1, 0
+        folder = tmp_path / str(short)
+        saver = Saver(folder, KEEP)
+        assert isinstance(saver.save(snapshot(2, rows=300))[0], Saved) and whole(folder, 2, rows=300) == 2
+    assert short > 8
+
+
+def test_every_write_may_be_interrupted(tmp_path: Path) -> None:
+    """A signal every half millisecond, as a profiler sends them."""
+    before = signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        save(tmp_path, 1, 2, settings=KEEP, rows=100_000)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert whole(tmp_path, 2, rows=100_000) == 2
+
+
+def heal_once_failed(disk: Failing, over: threading.Event) -> None:
+    while not disk.failed and not over.wait(0.002):
+        pass
+    over.wait(0.05)
+    disk.heal()
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_any_operation_of_one_rank_may_fail_and_all_ranks_hear_of_it(tmp_path: Path, failing: int) -> None:
     for k in range(100):
@@ -73,10 +111,12 @@ def test_any_operation_of_one_rank_may_fail_and_all_ranks_hear_of_it(tmp_path: P
             return first + savers[rank].save(snapshot(3, rank, 2))
 
         # The rank that fails can write its reason only when there is room again.
-        timer = threading.Timer(0.05, disk.heal)
-        timer.start()
+        over = threading.Event()
+        mend = threading.Thread(target=heal_once_failed, args=(disk, over))
+        mend.start()
         results = each_rank(2, work)
-        timer.join()
+        over.set()
+        mend.join()
         for result in results:
             assert isinstance(result, list), result
         assert results[0][1].step == results[1][1].step == 3 and whole(folder, 3) == 3

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
 
 from danlu.checkpoint.load import newest
 from danlu.checkpoint.manifest import MANIFEST, Damaged, read_manifest, read_table, seal, unseal, verify
 from danlu.core.errors import InputError
+from danlu.data import tokenizer
+from danlu.models import weights
 from tests.unit.checkpoint.made import save
+from tests.unit.models.tiny import FAMILIES, lively
 
 
 class Marker:
@@ -128,3 +134,63 @@ def test_our_own_files_are_plain_json(tmp_path: Path) -> None:
     save(tmp_path, 1)
     for name in (MANIFEST, "rank-000.json"):
         assert json.loads((tmp_path / "step-000001" / name).read_text())["step"] == 1
+
+
+def header(text: bytes, *, size: int | None = None, body: bytes = b"") -> bytes:
+    """A safetensors file's bytes; of a size that may be a lie."""
+    return (len(text) if size is None else size).to_bytes(8, "little") + text + body
+
+
+def entry(start: int, stop: int, shape: list[int], dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+LIES: dict[str, bytes] = {
+    "nothing": b"",
+    "a header longer than the file": header(b"{}", size=1 << 62),
+    "a header of 100 MB and one": header(b"{}", size=100_000_001),
+    "no JSON": header(b"[[[["),
+    "too deep": header(b'{"a":' * 50_000),
+    "two tensors in one place": header(
+        json.dumps({"a": entry(0, 8, [2]), "b": entry(0, 8, [2])}).encode(), body=bytes(8)
+    ),
+    "a gap": header(json.dumps({"a": entry(8, 16, [2])}).encode(), body=bytes(16)),
+    "offsets beyond the end": header(json.dumps({"a": entry(0, 1 << 40, [1 << 38])}).encode(), body=bytes(8)),
+    "offsets that go backwards": header(json.dumps({"a": entry(8, 0, [2])}).encode(), body=bytes(8)),
+    "a shape that overflows": header(json.dumps({"a": entry(0, 8, [1 << 62, 1 << 62])}).encode(), body=bytes(8)),
+    "more elements than bytes, as a view of stride 0 would be": header(
+        json.dumps({"a": entry(0, 4, [1 << 40])}).encode(), body=bytes(4)
+    ),
+    "a negative size": header(b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', body=bytes(4)),
+    "no such type": header(json.dumps({"a": entry(0, 8, [2], "PICKLE")}).encode(), body=bytes(8)),
+    "a tail that no tensor covers": header(json.dumps({"a": entry(0, 8, [2])}).encode(), body=bytes(4096)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_model_file_that_lies_is_refused_in_little_memory(tmp_path: Path, lie: str) -> None:
+    """Where little more may be mapped: who believed a size would fail in another way."""
+    family = FAMILIES["llama"]
+    weights.save(tmp_path, family, lively(family).named_parameters(), dtype=torch.float32)
+    weights.load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(LIES[lie])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    most = psutil.Process().memory_info().vms + (256 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
+    try:
+        with pytest.raises(InputError, match=r"model\.safetensors"):
+            dict(weights.load(tmp_path)[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_pickle_for_a_tokenizer_is_refused_and_not_run(tmp_path: Path, name: str) -> None:
+    marker = tmp_path / "ran"
+    (tmp_path / name).write_bytes(pickle.dumps(Marker(marker)))
+    (tmp_path / "tokenizer.pkl").write_bytes(pickle.dumps(Marker(marker)))
+    with pytest.raises(InputError):
+        tokenizer.load(str(tmp_path / name))
+    with pytest.raises(InputError):
+        tokenizer.load(str(tmp_path / "tokenizer.pkl"))
+    assert not marker.exists()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +109,29 @@ def test_shared_lines_are_said_once_without_control_codes(unhurt: Path) -> None:
     assert str(unhurt.parent) not in lines[-1] or len(lines[-1]) < 400
 
 
+def gated(recipe: Path, name: str) -> runs.Gate:
+    """The ranks of the next job wait at this gate, open for five updates."""
+    gate = runs.Gate(recipe.parent / name)
+    gate.open(5)
+    site(recipe, f"runs.Gate(Path({str(gate.path)!r}))()")
+    return gate
+
+
+def wait(what: Callable[[], bool], job: Job) -> None:
+    deadline = time.monotonic() + 100
+    while not what():
+        assert time.monotonic() < deadline and job.process.poll() is None, runs.said(job.recipe)
+        time.sleep(0.01)
+
+
 def test_killed_told_and_told_again_the_run_is_the_one_left_alone(unhurt: Path, tmp_path: Path) -> None:
     recipe = write(tmp_path)
 
+    gate = gated(recipe, "first")
     job = Job(recipe, "--nproc", "2")
-    job.until(4)
+    wait(lambda: gate.at() == 5, job)
     job.ranks()[1].kill()
+    gate.open(99)
     begun = time.monotonic()
     assert job.end() == 1
     assert time.monotonic() - begun < 25
@@ -122,14 +140,33 @@ def test_killed_told_and_told_again_the_run_is_the_one_left_alone(unhurt: Path, 
     assert not any("rank 0" in line or "gloo" in line or "Traceback" in line for line in lines)
 
     runs.forget_said(recipe)
+    gate = gated(recipe, "second")
     job = Job(recipe, "--nproc", "2")
-    job.until(6)
+    wait(lambda: gate.at() == 5, job)
     job.process.send_signal(signal.SIGTERM)
+    wait(lambda: gate.told(0) and gate.told(1), job)
+    gate.open(99)
     assert job.end() == 75
     assert runs.said(recipe).count("and saved; the same command goes on") == 1
-    assert runs.said(recipe).splitlines()[-1].startswith("stopped by SIGTERM after update ")
+    assert re.match("stopped by SIGTERM after update [56], and saved", runs.said(recipe).splitlines()[-1])
 
     runs.forget_said(recipe)
+    gate = gated(recipe, "third")
+    gate.open(7)
+    job = Job(recipe, "--nproc", "2")
+    wait(lambda: gate.at() == 7, job)
+    for rank in job.ranks():  # a system that tells every process of a job, and the launcher late
+        rank.send_signal(signal.SIGTERM)
+    wait(lambda: gate.told(0) and gate.told(1), job)
+    time.sleep(1.2)
+    job.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    gate.open(99)
+    assert job.end() == 75
+    assert re.match("stopped by SIGTERM after update [78], and saved", runs.said(recipe).splitlines()[-1])
+
+    runs.forget_said(recipe)
+    site(recipe)
     assert Job(recipe, "--nproc", "2").end() == 0, runs.said(recipe)
     runs.same(recipe, unhurt)
 
@@ -154,18 +191,19 @@ def test_a_rank_that_raises_says_why_first_and_the_launcher_names_it(tmp_path: P
 
 SLOW = """
     import time
-    def slow(*a, **k): time.sleep(60)
-    from danlu.train import loop
-    loop.evaluate = slow
+    def slow(*a, **k):
+        Path({mark!r} + os.environ["RANK"]).touch()
+        time.sleep(60)
+    from danlu.train import measure
+    measure.evaluate = slow
 """
 
 
 def test_a_second_signal_ends_all_ranks_at_once(tmp_path: Path) -> None:
     recipe = write(tmp_path)
-    site(recipe, SLOW)
+    site(recipe, SLOW.format(mark=str(tmp_path / "slow-")))
     job = Job(recipe, "--nproc", "2", "checkpoint.keep_best=0")
-    job.until(5)
-    time.sleep(1)
+    wait(lambda: len(list(tmp_path.glob("slow-*"))) == 2, job)
     job.process.send_signal(signal.SIGINT)
     time.sleep(1)
     assert job.process.poll() is None

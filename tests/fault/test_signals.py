@@ -36,11 +36,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ON_THE_WAY = [
     (Moment("danlu.train.loop", "step", 5, TERM, rank=1), 5),
     (Moment("danlu.compute.layer", "ComputeLayer.norm", 3, INT, rank=0), 8),
-    (Moment("danlu.train.loop", "evaluate", 1, USR1, rank=1), 10),  # of step 9: the next step is the last one
+    (Moment("danlu.train.measure", "evaluate", 1, USR1, rank=1), 10),  # of step 9: the next step is the last one
     (Moment("danlu.train.loop", "Loop._save", 1, HUP, rank=0), 13),  # of step 12
     (Moment("danlu.checkpoint.commit", "write_part", 1, TERM, rank=1), 16),  # of step 15, in the background
     (Moment("danlu.train.loop", "step", 2, TERM, rank=1), 18),  # an evaluation is due, and is owed
-    (Moment("danlu.train.loop", "step", 12, INT, rank=0), 30),  # the last one, with the evaluation that ends a run
+    (Moment("danlu.data.source", "Rows._next", 2, TERM, rank=0), 20),  # waiting for data
+    (Moment("danlu.train.loop", "step", 10, INT, rank=0), 30),  # the last one, with the evaluation that ends a run
 ]
 
 
@@ -92,13 +93,13 @@ class Slow:
         self.mark = mark
 
     def __call__(self) -> None:
-        from danlu.train import loop
+        from danlu.train import measure
 
         def evaluate(*arguments: object, **named: object) -> None:
             self.mark.touch()
             time.sleep(60)
 
-        loop.evaluate = evaluate  # type: ignore[assignment]
+        measure.evaluate = evaluate  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("number", [TERM, INT])
