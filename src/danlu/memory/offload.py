@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import psutil
 import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
@@ -46,6 +47,11 @@ def choose(parts: Sequence[Part], folder: str | None, device: torch.device) -> O
     where = Path(folder) if folder is not None and "optimizer" in parts else None
     if where is not None:
         File(where)  # made and gone again: what it refuses is refused now
+    held = (
+        (f"memory.offload_folder: {where} lies in memory itself (tmpfs): nothing is gained",)
+        if _in_memory(where)
+        else ()
+    )
     if device.type == "cuda":
         weights = "weights" in parts
         elsewhere: Literal["beside", "host"] = "host" if "optimizer" in parts and not weights else "beside"
@@ -54,9 +60,19 @@ def choose(parts: Sequence[Part], folder: str | None, device: torch.device) -> O
             states="file" if where else elsewhere,
             activations="activations" in parts,
             folder=where,
+            said=held,
         )
     idle = [part for part in dict.fromkeys(parts) if part != "optimizer" or where is None]
     said = (
         f"memory.offload: on this {device.type} {' and '.join(idle)} are in the host's memory already: nothing is moved"
     )
-    return Offload(states="file" if where else "beside", folder=where, said=(said,) if idle else ())
+    return Offload(states="file" if where else "beside", folder=where, said=(said, *held) if idle else held)
+
+
+def _in_memory(folder: Path | None) -> bool:
+    """Whether the folder lies on a file system that is made of memory."""
+    if folder is None:
+        return False
+    here = folder.resolve()
+    mounts = [part for part in psutil.disk_partitions(all=True) if here.is_relative_to(part.mountpoint)]
+    return max(mounts, key=lambda part: len(part.mountpoint)).fstype in ("tmpfs", "ramfs") if mounts else False

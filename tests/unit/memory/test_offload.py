@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from torch.distributed.fsdp import CPUOffloadPolicy
@@ -52,3 +54,17 @@ def test_a_folder_without_states_for_it_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="offload_folder"):
         choose(["optimizer"], str(tmp_path / "file"), CPU)
+
+
+def test_a_folder_that_is_memory_itself_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the innermost of the file systems that the folder lies on."""
+
+    def parts(*kinds: str) -> list[SimpleNamespace]:
+        places = ("/", str(tmp_path), str(tmp_path / "deeper"))
+        return [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in zip(places, kinds)]
+
+    for kinds, told in ((("ext4", "tmpfs", "ext4"), True), (("tmpfs", "ext4", "tmpfs"), False), ((), False)):
+        monkeypatch.setattr(psutil, "disk_partitions", lambda all, kinds=kinds: parts(*kinds))
+        for device in (CPU, CUDA):
+            found = choose(["optimizer"], str(tmp_path / "states"), device)
+            assert bool(found.said) == told and found.states == "file"

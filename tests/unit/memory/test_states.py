@@ -18,6 +18,11 @@ from danlu.core.errors import Unhealthy
 from danlu.memory.places import File, Host, Place
 from danlu.memory.states import StatesAway
 from danlu.memory.tracker import Tracker
+from danlu.optim.adamw import AdamW
+from danlu.optim.common import Common
+from danlu.optim.layer import OptimLayer
+from danlu.optim.lion import Lion
+from danlu.optim.sgd import Sgd
 
 SHAPES = [(300, 217), (217,), (3, 7, 5), (1,), (649, 33), (0, 4)]
 BUCKET = 2**14
@@ -80,6 +85,34 @@ def test_updates_have_the_bits_of_states_in_place(tmp_path: Path, kind: str, ele
             assert there.keys() == here.keys()
             assert all(torch.equal(there[key], here[key]) and there[key].shape == here[key].shape for key in there)
     assert [group["params"] for group in optimizer.param_groups] == [moved[:2], moved[2:]]
+
+
+@pytest.mark.parametrize("kind", [AdamW(), Lion(), Sgd(nesterov=True)], ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_slices_of_large_weights_have_the_bits_of_whole_ones(kind: Common, threads: int) -> None:
+    """However kernels divide a weight among threads, and whatever they do with what is left at its end."""
+
+    def layer() -> tuple[dict[str, nn.Parameter], OptimLayer]:
+        torch.manual_seed(0)
+        named = {str(shape): nn.Parameter(torch.randn(shape)) for shape in ((3001, 517), (70001,), (13,))}
+        return named, OptimLayer(kind, named.items(), total=9)
+
+    (plain, reference), (moved, optim) = layer(), layer()
+    optim.states = StatesAway(
+        optim.torch, Host(pin=False), elementwise=kind.elementwise, move=optim.carry, bucket=2**18
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for update in range(1, 4):
+            for one, other in zip(plain.values(), moved.values()):
+                one.grad = torch.randn_like(one)
+                other.grad = one.grad.clone()
+            reference.step(update)
+            optim.step(update)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(plain[name], moved[name]) for name in plain)
 
 
 @pytest.mark.parametrize("where", ["file", "host"])
