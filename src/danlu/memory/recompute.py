@@ -73,7 +73,7 @@ class Recomputed(nn.Module):
             plain: Tensor = block(*inputs)
             return plain
         # The compiler knows a checkpoint that is given no contexts, and not one that is given none in particular.
-        more = {} if self.contexts is noop_context_fn else {"context_fn": self.contexts}
+        more: dict[str, Any] = {} if self.contexts is noop_context_fn else {"context_fn": self.contexts}
         made: Tensor = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False, **more)
         return made
 
