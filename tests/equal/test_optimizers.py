@@ -4,12 +4,16 @@ back from a checkpoint as it left, on the same layout to the bit, on another to 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
 from danlu.core.world import World
+from danlu.optim.sharing import Exchange
 from danlu.recipe.yaml import load
 from danlu.train.assemble import build, gather
 from danlu.train.step import step
@@ -61,6 +65,37 @@ def test_two_ranks(alone: dict[str, Curve], recipe: str, ranks: Ranks, kind: str
             assert alone[kind].distance(made) <= EXACT, layout
 
 
+def _of_this_rank(sums: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+    return list(sums)
+
+
+def _parts_as_wholes(
+    self: Exchange, parts: Sequence[Tensor], shapes: object, work: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    return [work(part) for part in parts]
+
+
+MUTANTS = {
+    "lamb": ("danlu.optim.lamb.total", _of_this_rank),
+    "adafactor": ("danlu.optim.adafactor.total", _of_this_rank),
+    "muon": ("danlu.optim.sharing.Exchange.each", _parts_as_wholes),
+}
+
+
+def mutants(world: World, recipe: str) -> dict[str, Curve]:
+    """The faults of a sharded optimiser: a norm, a mean or a matrix that is only this rank's part of the weight's."""
+    made = {}
+    for kind, (place, fault) in MUTANTS.items():
+        with mock.patch(place, fault):
+            made[kind] = curve(world, recipe, [*KINDS[kind], *LAYOUTS["shard"]])
+    return made
+
+
+def test_parts_taken_for_wholes_are_caught(alone: dict[str, Curve], recipe: str, ranks: Ranks) -> None:
+    for kind, made in ranks.run(mutants, recipe, size=2)[0].items():
+        assert alone[kind].distance(made) > 1e-4, kind
+
+
 def in_a_square(world: World, recipe: str) -> dict[str, Curve]:
     return {kind: curve(world, recipe, [*given, *HYBRID]) for kind, given in KINDS.items() if kind != "adamw"}
 
@@ -99,6 +134,21 @@ def test_resume_at_half(alone: dict[str, Curve], recipe: str, ranks: Ranks, tmp_
                     assert all((one.end[name] == made.end[name]).all() for name in one.end), kind
                 else:
                     assert rest_of_it.distance(made) <= EXACT, kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_in_a_file_move_weights_the_same_to_the_bit(recipe: str, tmp_path: Path, kind: str) -> None:
+    given = [*KINDS[kind], MICRO, "memory.precision=fp32"]
+    here = curve(World(), recipe, given)
+    away = curve(World(), recipe, [*given, "memory.offload=[optimizer]", f"memory.offload_folder={tmp_path}"])
+    assert here.losses == away.losses and all((here.end[name] == away.end[name]).all() for name in here.end)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_in_bf16_come_back_to_the_bit(recipe: str, tmp_path: Path, kind: str) -> None:
+    given = [*KINDS[kind], MICRO, "memory.precision=bf16_pure"]
+    whole, rest = (curve(World(), recipe, given, start, str(tmp_path)) for start in (0, 2))
+    assert whole.losses[2:] == rest.losses and all((whole.end[name] == rest.end[name]).all() for name in whole.end)
 
 
 def learnt(recipe: str, given: list[str]) -> list[float]:
