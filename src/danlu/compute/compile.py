@@ -189,11 +189,11 @@ class Compiled:
         try:
             return self.code(written, hidden, turn, seen)
         except Exception as error:
-            if not type(error).__module__.startswith(COMPILERS):
+            if not type(error).__module__.startswith(COMPILERS) and not str(error).startswith("torch.compile"):
                 raise
             self.on = False
-            first = str(error).strip().partition("\n")[0][:200]
-            self.say(f"compile: it failed ({type(error).__name__}: {first}); from here on blocks run as written")
+            why = " ".join(str(error).split())[:200]
+            self.say(f"compile: it failed ({type(error).__name__}: {why}); from here on blocks run as written")
             return written(hidden, turn, seen, None)
 
 
