@@ -39,6 +39,15 @@ def test_one_process_to_the_bit(recipe: str, kept: dict[str, Gradients], kind: s
     assert _same(kept[precision], made)
 
 
+@pytest.mark.parametrize("precision", ["fp16", "fp8"])
+def test_low_precisions(recipe: str, precision: str) -> None:
+    made = [
+        gradients(World(), recipe, [f"memory.recompute={kind}", f"memory.precision={precision}"])
+        for kind in ("none", "full", "selective")
+    ]
+    assert _same(made[0], made[1]) and _same(made[0], made[2])
+
+
 @pytest.mark.parametrize("kind", ["full", "selective"])
 def test_several_micro_batches(recipe: str, kept: dict[str, Gradients], kind: str) -> None:
     made = gradients(World(), recipe, [f"memory.recompute={kind}", "batch.micro_batch_size=2"])

@@ -32,7 +32,12 @@ _aten, _own = torch.ops.aten, getattr(torch.ops, "torch_attn", None)
 # What selective recomputation keeps of a block, besides its input. All else (norms, rotations, activations, products
 # of numbers, sums) is computed again.
 SAVED: Mapping[str, tuple[Any, ...]] = {
-    "matrix products": (_aten.mm.default, _aten.addmm.default, _aten.bmm.default),
+    "matrix products": (
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten._scaled_mm.default,
+    ),
     "attention outputs": (
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
         _aten._scaled_dot_product_flash_attention.default,
