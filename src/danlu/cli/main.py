@@ -44,13 +44,14 @@ def program() -> int:
     """``main``, as a process of its own, which ends with it.
 
     One rank of several ends at once, once all it wrote is on its way: taken apart piece by piece, gloo's threads now
-    and then abort a process whose work is done, and its launcher would call that a failure. So does one that failed and
-    has a thread left: that waits for a disk which does not answer, perhaps for ever.
+    and then abort a process whose work is done, and its launcher would call that a failure. So does any process that
+    has a thread left which nobody waits for: Python would stop it inside of torch, and C++ answers that with an abort.
+    And so does one that failed and has another thread left: that waits for a disk which does not answer.
     """
     code = main()
     world = sys.modules.get("danlu.core.world")
-    stuck = code and any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
-    if stuck or (world and world.here().size > 1):
+    left = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if any(code or thread.daemon for thread in left) or (world and world.here().size > 1):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
