@@ -42,7 +42,7 @@ from danlu.monitor.noise import NoiseScale
 from danlu.optim.layer import OptimLayer
 from danlu.recipe.recipe import Recipe
 from danlu.train import compiling, forecast
-from danlu.train.data import Sets, open_sets
+from danlu.train.data import LeftOut, Sets, open_sets
 from danlu.train.forecast import Sizes
 from danlu.train.run import Run
 
@@ -74,6 +74,7 @@ class Materials:
     data_id: str
     compiled: Choice
     held_id: str = ""
+    left_out: tuple[LeftOut, ...] = ()
     fallbacks: tuple[str, ...] = ()
     untried: bool = False
     offload: Offload = Offload()
@@ -137,6 +138,7 @@ def gather(recipe: Recipe, *, world: World, device: torch.device, announce: Call
         data_id=sets.identity,
         compiled=compiled,
         held_id=sets.held,
+        left_out=sets.left_out,
         fallbacks=(
             *remarks(
                 recipe.memory.precision,

@@ -190,6 +190,9 @@ def open_watch(
         write_whole(folder.environment, environment.content(facts))
     if found is None:
         made.event("started", total_steps=materials.total, world=materials.world.size)
+        for file, records, listed in materials.left_out:
+            text = f"{records} bad records of {file} were left out (data.on_bad: skip)."
+            made.event("left_out", cause=text, records=records, listed=listed)
     else:
         made.event("resumed", checkpoint=found.path.name, skipped=list(found.skipped), world=materials.world.size)
         logger.info("%s: going on after update %d of %d", shown(folder.root), run.step, materials.total)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import xxhash
 
 from danlu.core.errors import InputError
 from danlu.core.world import World, once
+from danlu.corpus.entries import REJECTS
 from danlu.corpus.tokenise import tokenise
 from danlu.data.source import Corpus, Set, Weighted
 from danlu.data.split import split
@@ -19,18 +21,28 @@ from danlu.data.tokenizer import Tokenizer
 from danlu.files.sidecar import Sidecar, part
 
 
+class LeftOut(NamedTuple):
+    """How many records of a file were bad and are left out, and where they are listed."""
+
+    file: str
+    records: int
+    listed: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sets:
     """What a model learns from, and what it is held against (may be empty).
 
     identity  changes with any token, boundary or weight that is learned from, and with their order; not with a path
     held      the same of texts that are only held against; "" where a share of the documents is
+    left_out  files of which bad records were left out
     """
 
     train: list[Set]
     validation: list[Set]
     identity: str
     held: str
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def open_sets(
@@ -72,9 +84,11 @@ def open_sets(
     names = _names([entry.path for entry in weighted] or ["train"])
     share = settings.validation if isinstance(settings.validation, float | int) else 0.0
     train, validation, identity, held_id = [], [], xxhash.xxh3_128(), ""
+    left_out: list[LeftOut] = []
     for name, (paths, weight) in zip(names, groups, strict=True):
         prefixes = prepare(paths)
         whole = opened(prefixes)
+        left_out += _left_out(prefixes)
         identity.update(repr((name, weight, share, [_identity(prefix) for prefix in prefixes])).encode())
         learnt, held = split(whole, share)
         train.append(Set(name=name, stream=learnt, weight=weight))
@@ -83,8 +97,17 @@ def open_sets(
     if isinstance(settings.validation, list):
         prefixes = prepare(settings.validation)
         validation = [Set(name="validation", stream=opened(prefixes))]
+        left_out += _left_out(prefixes)
         held_id = xxhash.xxh3_128_hexdigest(repr([_identity(prefix) for prefix in prefixes]).encode())
-    return Sets(train, validation, identity.hexdigest(), held_id)
+    return Sets(train, validation, identity.hexdigest(), held_id, tuple(left_out))
+
+
+def _left_out(prefixes: list[Path]) -> Iterator[LeftOut]:
+    for prefix in prefixes:
+        sidecar = Sidecar.read(prefix)
+        for source in sidecar.sources if sidecar is not None else ():
+            if source.get("rejects"):
+                yield LeftOut(str(source["file"]), int(source["rejects"]), str(prefix.parent / REJECTS))
 
 
 def _identity(prefix: Path) -> str:
