@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from danlu.checkpoint.disk import Disk
 from danlu.checkpoint.keep import Checkpoint
 from danlu.checkpoint.load import newest
 from danlu.checkpoint.save import NotSaved, Saved, Saver
@@ -129,6 +131,42 @@ def test_any_operation_of_one_rank_may_fail_and_all_ranks_hear_of_it(tmp_path: P
         if not disk.failed:
             break
     assert k > 3
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_disk_without_room_for_a_word_is_told_of_without_one_and_nobody_waits(tmp_path: Path, failing: int) -> None:
+    """Names can still be made, but nothing be written: the other rank must hear of it now, not when there is room."""
+
+    class Wordless(Disk):
+        full = True
+
+        def append(self, handle: int, content: bytes | memoryview) -> None:
+            if self.full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().append(handle, content)
+
+    save(tmp_path, 1, world=2, settings=KEEP)
+    disk = Wordless()
+
+    def work(rank: int) -> list[Saved | NotSaved]:
+        mine = disk if rank == failing else Disk()
+        disk.full = False
+        saver = Saver(tmp_path, KEEP, rank=rank, world=2, attempt="w", wait_seconds=60, disk=mine)
+        together.wait()
+        disk.full = True
+        first = saver.save(snapshot(2, rank, 2))
+        together.wait()
+        disk.full = False
+        return first + saver.save(snapshot(3, rank, 2))
+
+    together = threading.Barrier(2)
+    begun = time.monotonic()
+    results = each_rank(2, work)
+    assert time.monotonic() - begun < 30
+    for result in results:
+        assert isinstance(result, list), result
+        assert isinstance(result[0], NotSaved) and isinstance(result[1], Saved)
+    assert whole(tmp_path, 3) == 3
 
 
 @pytest.fixture

@@ -116,3 +116,21 @@ def test_a_line_is_in_the_system_at_once(tmp_path):
     os.waitpid(child, 0)
     assert steps_of(path) == [1]
     file.close()
+
+
+def test_the_last_line_is_amended_where_it_is_of_that_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    written = jsonl.Lines(path)
+    written.amend({"eval_loss": 2.0}, step=1)  # nothing is there: it was lost
+    assert path.read_bytes() == b""
+    for step in (1, 2):
+        written.add({"step": step})
+    written.amend({"eval_loss": 2.0}, step=1)
+    assert [*jsonl.lines(path)] == [{"step": 1}, {"step": 2}]
+    written.amend({"eval_loss": 2.0}, step=2)
+    written.amend({"eval_loss": 3.0}, step=2)
+    written.add({"step": 3})
+    assert [*jsonl.lines(path)] == [{"step": 1}, {"step": 2, "eval_loss": 3.0}, {"step": 3}]
+    written.close()
+    written.amend({"eval_loss": 4.0}, step=3)
+    assert [*jsonl.lines(path)][-1] == {"step": 3}
