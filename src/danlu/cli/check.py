@@ -295,6 +295,7 @@ def seconds(materials: Materials) -> Iterator[str]:
 
     from danlu.core.device import synchronize
     from danlu.train.assemble import build
+    from danlu.train.peak import Peak
     from danlu.train.step import step
 
     run = build(materials)
@@ -305,6 +306,11 @@ def seconds(materials: Materials) -> Iterator[str]:
         step(run, run.source.take(materials.micros))
         synchronize(materials.device)
         taken.append(time.perf_counter() - before)
+    peak = Peak(run, materials, ahead=1)
+    with peak.watching(run):
+        report = step(run, run.source.take(materials.micros))
+    peak.told(report)
+    yield f"memory, one process: {peak.sentence()}"
     each = statistics.median(taken[1:] or taken)
     recipe = materials.recipe
     rows = materials.rows.global_batch_size

@@ -39,10 +39,14 @@ class Peak:
     knows. Compiled code is not looked into: then only the process's resident size is told.
     """
 
-    def __init__(self, run: Run, materials: Materials) -> None:
-        self.materials, self.update = materials, run.step + 2
+    def __init__(self, run: Run, materials: Materials, *, ahead: int = 2) -> None:
+        """ahead: 1 is the next update, 2 the one after it."""
+        self.materials, self.update = materials, run.step + ahead
         self.tracked = materials.device.type == "cpu" and not materials.compiled.on
         self.tracker: Tracker | None = None
+        self.need = forecast(materials.case).peak
+        self.held: int | None = None
+        self.resident = 0
 
     @contextmanager
     def watching(self, run: Run) -> Iterator[None]:
@@ -57,22 +61,24 @@ class Peak:
         with self.tracker, self.tracker.within(blocks), self.tracker.gradients(run.weights.values()):
             yield
 
-    def told(self, report: Report, tell: Callable[..., None]) -> Report:
-        """The report, with what was found in this update, if it is the one; the event and the log tell of it."""
+    def told(self, report: Report, tell: Callable[..., None] | None = None) -> Report:
+        """The report, with what was found in this update, if it is the one; `tell` and the log then hear of it."""
         if report.step != self.update:
             return report
-        need = forecast(self.materials.case).peak
-        held = self.tracker.peak if self.tracker else self._allocated()
-        resident = psutil.Process().memory_info().rss
         parts = {} if self.tracker is None else {"held_parts": self.tracker.parts()}
-        self.tracker = None
-        tell("memory", step=report.step, forecast_bytes=need, held_bytes=held, resident_bytes=resident, **parts)
-        found = "" if held is None else f"{words.size(held)} of tensors at most in an update, "
-        logger.info("memory: %s%s forecast; the process is %s", found, words.size(need), words.size(resident))
-        more = {"memory_forecast_bytes": float(need), "memory_resident_bytes": float(resident)}
-        if held is not None:
-            more["memory_held_bytes"] = float(held)
+        self.held = self.tracker.peak if self.tracker else self._allocated()
+        self.resident, self.tracker = psutil.Process().memory_info().rss, None
+        found = {"forecast_bytes": self.need, "held_bytes": self.held, "resident_bytes": self.resident}
+        if tell is not None:
+            tell("memory", step=report.step, **found, **parts)
+            logger.info("memory: %s", self.sentence())
+        more = {f"memory_{name}": float(value) for name, value in found.items() if value is not None}
         return replace(report, extra={**report.extra, **more})
+
+    def sentence(self) -> str:
+        """What was found, beside the forecast."""
+        held = "" if self.held is None else f"{words.size(self.held)} of tensors at most in an update, "
+        return f"{held}{words.size(self.need)} forecast; the process is {words.size(self.resident)}"
 
     def _allocated(self) -> int | None:
         device = self.materials.device

@@ -58,13 +58,20 @@ def proven(materials: Materials, *, announce: Callable[[str], None]) -> Material
     """The same, with a micro-batch that two worst-case updates were really made with, where it was a forecast's.
 
     They are made by a run of their own, which is thrown away: nothing of the real one has moved. Where memory runs out
-    the next smaller divisor is tried, and said. Not tried where a CPU has ample room.
+    the next smaller divisor is tried, and said. Not tried where a CPU has ample room. A micro-batch that was given is
+    taken, with a warning where the forecast is above what is free.
     """
-    if not materials.untried:
-        return materials
     rows, parallel = materials.case.rows, materials.recipe.parallel
     free = free_for_one(materials.device, parallel)
     need = forecast(materials.case).peak
+    if not materials.untried:
+        if need > free:
+            less = remedies(materials.case, materials.sizes, materials.recipe.memory, materials.device)
+            announce(
+                f"warning: {words.size(need)} of tensors are forecast and {words.size(free)} are free; less would be "
+                f"needed with {', or '.join(less) or 'a smaller data.sequence_length'}"
+            )
+        return materials
     if materials.device.type == "cpu" and AMPLE * need <= free:
         announce(f"batch.micro_batch_size: {rows}; {words.size(need)} forecast of {words.size(free)} free, not tried")
         return replace(materials, untried=False)
