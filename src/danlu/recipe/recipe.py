@@ -41,7 +41,7 @@ class BatchSize:
     )
     global_batch_tokens: int | None = setting(
         None,
-        "tokens of one update, in place of rows: a whole number of data.sequence_length",
+        "tokens of one update, in place of rows; within 1 %, in a number of rows that ranks can share",
         at_least=1,
         suffixes=True,
     )
@@ -51,15 +51,16 @@ class BatchSize:
     ramp: Ramp | None = setting(None, "the batch grows over the first updates, from a few rows; null: it does not")
 
     def rows(self, sequence_length: int) -> int:
-        """Rows of a full update; InputError where its tokens are no whole number of rows, or rows and tokens differ."""
+        """Rows of a full update; InputError where its tokens are no number of rows, or rows and tokens differ."""
         tokens, rows = self.global_batch_tokens, self.global_batch_size
         if tokens is None:
             return ROWS if rows == "auto" else rows
-        whole, rest = divmod(tokens, sequence_length)
-        if rest:
-            near = [f"{n * sequence_length} ({n} rows)" for n in (whole, whole + 1) if n]
+        whole = rows_of(tokens, sequence_length)
+        if whole is None:
+            low = tokens // sequence_length
+            near = [f"{n * sequence_length} ({n} rows)" for n in (low, low + 1) if n]
             raise InputError(
-                f"batch.global_batch_tokens is {tokens}, no whole number of rows of {sequence_length} "
+                f"batch.global_batch_tokens is {tokens}, no whole number of rows of {sequence_length}, nor near one "
                 f"(data.sequence_length); {' or '.join(near)} would do"
             )
         if rows not in ("auto", whole):
@@ -69,6 +70,20 @@ class BatchSize:
                 "global_batch_tokens: null)"
             )
         return whole
+
+
+def rows_of(tokens: int, sequence_length: int) -> int | None:
+    """Rows that hold so many tokens: exactly, or else within 1 %, as often even as that allows; None: there are none.
+
+    1M tokens are 1,952 rows of 512 (61 x 32: up to 32 ranks can share them), not 1,953.125.
+    """
+    if tokens % sequence_length == 0:
+        return tokens // sequence_length
+    for power in range(tokens.bit_length(), -1, -1):
+        block = sequence_length << power
+        if abs(round(tokens / block) * block - tokens) * 100 <= tokens:
+            return round(tokens / block) << power
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -339,7 +340,7 @@ def test_the_curve_is_drawn_for_the_end(tmp_path):
 
 
 def test_what_is_not_built_is_refused():
-    for asked in ({"wandb": True}, {"profile": "steps"}):
+    for asked in ({"wandb": True},):
         with pytest.raises(InputError, match="not built yet"):
             Monitor(**asked)  # type: ignore[arg-type]
 
@@ -365,3 +366,72 @@ def test_where_a_run_ends_early_its_last_step_is_shown(tmp_path):
         hook(report(step))
     hook.close()
     assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/300", "5/300"]
+
+
+BACK = {"number": 1, "from": 37, "to": 25, "cause": "It diverges.", "likely": "rate too high", "samples": ["a:0:1"]}
+
+
+def test_a_run_that_went_back_has_each_step_once_and_nothing_is_lost(tmp_path, said):
+    plan = {"total_steps": 60, "eval_steps": 10, "save_steps": 25}
+    whole = start(tmp_path / "whole", plan=plan, clock=(clock := Clock()))
+    go(whole, range(1, 61), clock=clock)
+    whole.close()
+    hook = start(tmp_path / "back", plan=plan, clock=(clock := Clock()), tensorboard=True, curve=True)
+    go(hook, range(1, 38), clock=clock)
+    hook.set_aside("001-step-000037-to-000025.jsonl", after=25)
+    hook.went_back(25, BACK)
+    go(hook, range(26, 61), clock=clock)
+    hook.remember(BACK)  # as a run does that is gone on with
+    summary = hook.close()
+    timeless = lambda line: {name: value for name, value in line.items() if name != "tokens_per_second"}  # noqa: E731
+    both = [list(map(timeless, lines(tmp_path / name / "metrics.jsonl"))) for name in ("back", "whole")]
+    assert both[0] == both[1]
+    states = [json.loads((tmp_path / name / "trainer_state.json").read_text()) for name in ("back", "whole")]
+    assert states[0]["log_history"] == states[1]["log_history"]
+    assert states[0]["num_input_tokens_seen"] == states[1]["num_input_tokens_seen"] == 6000
+    [aside] = (tmp_path / "back" / "rolled-back").iterdir()
+    assert aside.name == "001-step-000037-to-000025.jsonl"
+    assert [line["step"] for line in lines(aside)] == list(range(26, 38))
+    [event] = [event for event in lines(tmp_path / "back" / "events.jsonl") if event["event"] == "rolled_back"]
+    assert event["step"] == 25 and {name: event[name] for name in BACK} == BACK
+    assert any(text.startswith("Went back from step 37 to step 25") and "rate too high" in text for text in said())
+    assert summary["steps"] == 72
+
+
+def test_that_it_went_back_is_said_at_the_next_start_if_it_was_killed_just_then(tmp_path):
+    first = start(tmp_path, plan={"total_steps": 60, "save_steps": 25})
+    go(first, range(1, 38))
+    first.set_aside("001-step-000037-to-000025.jsonl", after=25)  # and it was killed
+    second = start(tmp_path, plan={"total_steps": 60, "save_steps": 25, "start_step": 25})
+    second.remember(BACK)
+    second.remember(BACK)
+    second.close()
+    third = start(tmp_path, plan={"total_steps": 60, "save_steps": 25, "start_step": 25})
+    third.remember(BACK)
+    third.close()
+    assert [event["event"] for event in lines(tmp_path / "events.jsonl")].count("rolled_back") == 1
+
+
+def test_a_spike_is_no_unsound_number_and_both_ranks_agree_on_it(tmp_path):
+    first, other = start(tmp_path), start(tmp_path, world=World(rank=1, size=2))
+    for step in range(1, 41):
+        made = report(step, loss=2.0 + 0.01 * (step % 5))
+        assert first(made) is other(made) is Signal.GO
+        assert first.health.limits == other.health.limits
+    for step in (41, 42, 43):
+        made = replace(report(step, loss=99.0), sound=False)
+        answers = first(made), other(made)
+    assert answers == (Signal.ROLLBACK, Signal.ROLLBACK)
+    assert first.health.trouble == other.health.trouble and first.health.state() == other.health.state()
+    assert first.health.unsound_in_all == 0
+    assert lines(tmp_path / "metrics.jsonl")[-1]["loss"] == 99.0
+    first.close()
+
+
+def test_norms_of_layers_stand_in_the_line_of_their_step(tmp_path):
+    hook = start(tmp_path, plan={"total_steps": 5})
+    hook(report(1))
+    hook(replace(report(2), extra={"grad_norm/blocks.0": 0.25, "weight_norm/blocks.0": 4.0}))
+    hook.close()
+    assert lines(tmp_path / "metrics.jsonl")[1]["grad_norm/blocks.0"] == 0.25
+    assert "grad_norm/blocks.0" not in lines(tmp_path / "metrics.jsonl")[0]

@@ -11,7 +11,7 @@ from danlu.core.config import changed, load
 from danlu.core.errors import InputError
 from danlu.models.families import Pretrained
 from danlu.optim.schedule import Constant
-from danlu.recipe.recipe import Recipe, resumes
+from danlu.recipe.recipe import Recipe, resumes, rows_of
 from danlu.recipe.yaml import RULES
 
 FILE = Path("/recipes/mine.yaml")
@@ -104,7 +104,7 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
         (["parallel.shard=5"], "parallel.shard: 5 ranks cannot share 12 rows (batch.global_batch_size) evenly"),
         (
             ["batch.global_batch_size=auto", "batch.global_batch_tokens=1000"],
-            "batch.global_batch_tokens: 1000, no whole number of rows of 64 (data.sequence_length); "
+            "batch.global_batch_tokens: 1000, no whole number of rows of 64, nor near one (data.sequence_length); "
             "960 (15 rows) or 1024 (16 rows) would do",
         ),
         (
@@ -205,7 +205,7 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
         (["data.kind=chats"], "data.kind: chats is not built yet; corpus is"),
         (["objective.kind=dpo"], "objective.kind: dpo is not built yet; causal is"),
         (["monitor.wandb=true"], "monitor.wandb: true is not built yet; false is"),
-        (["monitor.profile=3"], "monitor.profile: 3 is not built yet; null is"),
+        (["monitor.profile=3"], "monitor.profile: must be a section or null, not 3"),
         (
             ["model={kind: mine.py:Mamba}"],
             "model.kind: parts of your own (mine.py:Mamba) are not built yet; llama | gpt2 | pretrained are",
@@ -325,3 +325,15 @@ def test_warm_up_is_measured_against_the_updates_of_a_ramp() -> None:
     typed = ["max_steps=null", "max_tokens=1536", "optimizer.schedule.warmup_steps=4"]
     assert "at most 2" in refusal(*typed)[0]
     assert read(*typed, "batch.ramp={from: 4, steps: 4}").batch.ramp is not None
+
+
+def test_tokens_that_are_no_whole_rows_are_as_many_rows_as_ranks_can_share_best() -> None:
+    assert rows_of(1_000_000, 512) == 1952 == 61 * 32
+    assert rows_of(1_000_000, 256) == 3904 == 61 * 64
+    assert rows_of(100_000, 256) == 392 == 49 * 8  # 0.35 % more; 384 = 3 * 128 would be 1.7 % less
+    assert rows_of(1953 * 512, 512) == 1953  # exact is exact
+    assert rows_of(1000, 64) is None and rows_of(10, 64) is None
+    for tokens in range(700, 200_000, 977):
+        rows = rows_of(tokens, 64)
+        exact = [n for n in range(max(1, tokens // 65), tokens // 63 + 2) if abs(n * 64 - tokens) <= tokens / 100]
+        assert (rows in exact) if exact else rows is None
