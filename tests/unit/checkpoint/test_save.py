@@ -318,3 +318,22 @@ def test_what_is_still_is_not_copied(tmp_path: Path) -> None:
     assert isinstance(outcome, Saved) and found is not None
     read_back = read(found, {name: Want.whole(still) for name in pieces})
     assert torch.equal(read_back["still"], still) and torch.equal(read_back["moving"], torch.arange(6.0))
+
+
+def test_what_came_of_a_save_is_known_as_soon_as_it_is_over(tmp_path: Path) -> None:
+    go = threading.Event()
+
+    class Slow(Disk):
+        def create(self, path: Path) -> int:
+            assert go.wait(20)
+            return super().create(path)
+
+    saver = Saver(tmp_path, Checkpoint(), disk=Disk())
+    assert saver.ready() == []
+    saver._disk = Slow()
+    assert saver.save(snapshot(7)) == [] and saver.ready() == []
+    go.set()
+    until = time.monotonic() + 20
+    while not (done := saver.ready()):
+        assert time.monotonic() < until
+    assert [outcome.step for outcome in done] == [7] and saver.ready() == saver.finish() == []

@@ -124,3 +124,15 @@ def test_an_evaluation_that_is_no_number_is_never_the_best():
     assert history.evaluated(20, 2.0)
     assert not history.evaluated(30, -math.inf)
     assert (history.best, history.best_step) == (2.0, 20)
+
+
+@pytest.mark.parametrize(("rows", "epochs"), [(65, 2.0), (64, 2.0), (33, 3.0), (100, 0.5)])
+def test_padding_that_fills_the_last_batch_is_no_part_of_an_epoch(rows: int, epochs: float) -> None:
+    batch = 32
+    updates = -(-int(rows * epochs) // batch)
+    history = History(times_read=lambda step: step * batch / rows, epochs=epochs)
+    see(history, range(1, updates + 1))
+    found = json.loads(state(history, step=updates, total_steps=updates))
+    assert found["epoch"] == epochs and found["num_train_epochs"] == math.ceil(epochs)
+    assert found["log_history"][0]["epoch"] == pytest.approx(batch / rows)
+    assert found["log_history"][-1]["epoch"] == epochs

@@ -134,3 +134,16 @@ def test_the_last_line_is_amended_where_it_is_of_that_step(tmp_path: Path) -> No
     written.close()
     written.amend({"eval_loss": 4.0}, step=3)
     assert [*jsonl.lines(path)][-1] == {"step": 3}
+
+
+def test_the_lines_after_a_step_are_those_that_cut_takes_away(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert jsonl.after(path, 3) == b""
+    write(path, range(1, 13))
+    whole = path.read_bytes()
+    for step in (0, 5, 11, 12, 20):
+        later = jsonl.after(path, step)
+        path.write_bytes(whole)
+        jsonl.cut(path, step)
+        assert path.read_bytes() + later == whole
+        path.write_bytes(whole)

@@ -118,3 +118,16 @@ def test_text_falls_as_the_loss_does_and_fits(unicode, width):
 def test_there_is_no_text_of_nothing():
     assert text(EMPTY) == ""
     assert text(Curve(train=((7, 2.0),), evaluation=(), learning_rate=()))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 300])
+def test_steps_are_marked_at_whole_numbers(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "suptitle", lambda figure, *_, **__: figures.append(figure))
+    points = tuple((step, 5.0 - step / 100) for step in range(1, steps + 1))
+    draw(Curve(train=points, evaluation=(), learning_rate=points), title="ticks")
+    [figure] = figures
+    ticks = [tick for axis in figure.axes for tick in axis.get_xticks()]
+    assert ticks and all(tick == int(tick) for tick in ticks)

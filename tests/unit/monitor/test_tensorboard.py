@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from danlu.monitor.sinks import Evaluated
+from danlu.monitor.sinks import Back, Evaluated, Norms
 from danlu.monitor.tensorboard import TensorBoard
 from tests.unit.monitor.test_console import point
 
@@ -49,3 +49,17 @@ def test_terms_are_told_apart_where_there_are_several(tmp_path):
     board.take(point(1, loss=2.25, losses={"language": 2.0, "router": 0.25}))
     board.close()
     assert read(tmp_path)["train/loss/router"] == [(1, 0.25)]
+
+
+def test_a_run_that_went_back_has_each_step_once_and_layers_have_their_norms(tmp_path):
+    board = TensorBoard(tmp_path)
+    for step in range(1, 9):
+        board.take(point(step, loss=1.0))
+    board.take(Back(5))
+    for step in range(6, 8):
+        board.take(point(step, loss=2.0))
+    board.take(Norms(7, {"grad_norm/blocks.0": 0.5, "weight_norm/embed": 3.0}))
+    board.close()
+    scalars = read(tmp_path)
+    assert scalars["train/loss"] == [(step, 1.0) for step in range(1, 6)] + [(6, 2.0), (7, 2.0)]
+    assert scalars["layers/grad_norm/blocks.0"] == [(7, 0.5)] and scalars["layers/weight_norm/embed"] == [(7, 3.0)]
