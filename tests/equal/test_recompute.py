@@ -62,6 +62,14 @@ def test_two_ranks(recipe: str, kept: dict[str, Gradients], ranks: Ranks, kind: 
         assert apart(kept["fp64"], made) <= EXACT
 
 
+def test_two_ranks_to_the_bit_in_bf16(recipe: str, ranks: Ranks) -> None:
+    plan = ["parallel.shard=2", "batch.micro_batch_size=2", "memory.precision=bf16"]
+    none = ranks.run(gradients, recipe, plan, size=2)
+    for kind in ("full", "selective"):
+        made = ranks.run(gradients, recipe, [*plan, f"memory.recompute={kind}"], size=2)
+        assert all(_same(a, b) for a, b in zip(none, made, strict=True))
+
+
 @pytest.mark.parametrize("family", ["gpt2", "long"])
 @pytest.mark.parametrize("kind", ["full", "selective"])
 def test_another_family_and_attention_path(tmp_path: Path, kind: str, family: str) -> None:

@@ -249,8 +249,8 @@ def sized(recipe: Recipe, materials: Materials, layout: Parallel) -> tuple[Sizes
 def memory(case: Case, layout: Parallel, device: torch.device, less: Iterator[str], *, compiled: bool) -> Iterator[str]:
     """What a rank will need, part by part, against what is there."""
     from danlu.core import device as devices
-    from danlu.memory.ledger import forecast
-    from danlu.memory.recompute import told
+    from danlu.memory.ledger import forecast, kept
+    from danlu.memory.recompute import saved, stretches
 
     ledger, found = forecast(case), devices.memory(device)
     here = layout.ranks if device.type == "cpu" else 1
@@ -259,8 +259,11 @@ def memory(case: Case, layout: Parallel, device: torch.device, less: Iterator[st
     for part, number in sorted(ledger.parts.items(), key=lambda one: -one[1]):
         if number:
             yield f"  {part:<24} {size(number):>10}  {number / ledger.peak:>6.1%}"
+    for blocks, kind in stretches(case.kinds):
+        parts = {part: number for part, number in kept(case, kind).items() if number}
+        told = ", ".join(f"{part} {size(number)}" for part, number in parts.items())
+        yield f"activations, recompute {kind}: {blocks} keep {saved(kind)}, {size(sum(parts.values()))} each ({told})"
     yield f"{size(found.free // here)} of {size(found.total // here)} free"
-    yield from told(case.kinds)
     if compiled:
         yield "blocks are compiled, and keep less than blocks as written, for which this is counted"
     if ledger.peak * here > found.free:

@@ -91,19 +91,18 @@ def apply(model: Trunk, kinds: Sequence[Kind]) -> None:
             model.blocks[name] = Recomputed(block, contexts if kind == "selective" else noop_context_fn)
 
 
-def told(kinds: Sequence[Kind]) -> Iterator[str]:
-    """Which blocks recompute, and what they keep, a line each; nothing where none does."""
+def stretches(kinds: Sequence[Kind]) -> Iterator[tuple[str, Kind]]:
+    """Blocks beside each other that are of one kind, in words, and the kind."""
     start = 0
     for kind, run in groupby(kinds):
         count = len(list(run))
-        where = f"blocks {start} to {start + count - 1}" if count > 1 else f"block {start}"
+        yield (f"blocks {start} to {start + count - 1}" if count > 1 else f"block {start}"), kind
         start += count
-        if kind == "full":
-            yield f"recompute: {where}: all but its input"
-        elif kind == "selective":
-            yield f"recompute: {where}: all but its input, {' and '.join(SAVED)}"
-        elif set(kinds) != {"none"}:
-            yield f"recompute: {where}: nothing"
+
+
+def saved(kind: Kind) -> str:
+    """What such a block keeps for its backward, in words."""
+    return {"none": "all", "full": "its input", "selective": f"its input, {' and '.join(SAVED)}"}[kind]
 
 
 def last_product(shape: Shape) -> tuple[int, int]:

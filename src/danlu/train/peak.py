@@ -13,7 +13,7 @@ import torch
 from danlu.core import words
 from danlu.core.log import logger
 from danlu.core.report import Report
-from danlu.memory.ledger import forecast
+from danlu.memory.ledger import forecast, kept
 from danlu.memory.tracker import Tracker
 from danlu.train.assemble import Materials
 from danlu.train.run import Run
@@ -28,7 +28,7 @@ def facts(materials: Materials) -> dict[str, Any]:
         "forecast_moment": ledger.moment,
         "forecast_parts": {part: size for part, size in ledger.parts.items() if size},
         "micro_batch_size": case.rows,
-        "recompute": list(case.kinds),
+        "blocks": [{"recompute": kind, "kept_bytes": sum(kept(case, kind).values())} for kind in case.kinds],
     }
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from danlu.core.batch import Batch
-from danlu.memory.recompute import Kind, Recomputed, apply, told
+from danlu.memory.recompute import Kind, Recomputed, apply, saved, stretches
 from danlu.models.families.gpt2 import Gpt2
 from danlu.models.families.llama import Llama
 from danlu.models.stack import Trunk, plain
@@ -77,9 +77,10 @@ def test_names_and_evaluation_are_the_blocks_own() -> None:
 
 
 def test_what_is_said() -> None:
-    assert list(told(("none",) * 4)) == []
-    assert list(told(("full", "full", "selective", "none"))) == [
-        "recompute: blocks 0 to 1: all but its input",
-        "recompute: block 2: all but its input, matrix products and attention outputs",
-        "recompute: block 3: nothing",
+    assert list(stretches(("none",) * 4)) == [("blocks 0 to 3", "none")]
+    assert list(stretches(("full", "full", "selective", "none"))) == [
+        ("blocks 0 to 1", "full"),
+        ("block 2", "selective"),
+        ("block 3", "none"),
     ]
+    assert saved("selective") == "its input, matrix products and attention outputs"

@@ -24,6 +24,8 @@ def test_the_second_update_is_measured(tmp_path: Path) -> None:
     environment = json.loads(folder.environment.read_text())["memory"]
     parts = environment["forecast_parts"]
     assert sum(parts.values()) == environment["forecast_bytes"]
+    assert [block["recompute"] for block in environment["blocks"]] == ["none", "none"]
+    assert sum(block["kept_bytes"] for block in environment["blocks"]) <= parts["activations"]
     assert {"weights", "moments", "gradients", "activations", "head", "batch"} <= parts.keys()
     events = [json.loads(line) for line in (folder.root / "events.jsonl").read_text().splitlines()]
     (told,) = [event for event in events if event["event"] == "memory"]
