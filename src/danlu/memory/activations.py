@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from danlu.optim.own import local
+from danlu.core.world import local
 
 LARGE = 2**20  # bytes: a smaller tensor stays, since a copy of it costs more than its room is worth
 AHEAD = 2**28  # bytes that are on their way back beyond what is asked for

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from danlu.core.world import local
 from danlu.memory.places import Place
-from danlu.optim.own import local
+from danlu.optim.own import spread
 from danlu.optim.states import Carry
 
 # Numbers of weights that are updated at a time: AdamW's two moments of them in fp32 are 64 MB. Three buckets have
@@ -339,6 +340,4 @@ def _hollow(like: Tensor) -> DTensor:
 
 def _laid(value: Tensor, like: DTensor) -> DTensor:
     """This rank's part, laid out over the ranks as another tensor is."""
-    return DTensor.from_local(
-        value, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+    return spread(value, like, shape=like.shape, stride=like.stride())

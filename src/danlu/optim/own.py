@@ -91,15 +91,19 @@ def laid(value: Tensor, kept: Kept, weight: Tensor) -> Tensor:
     value = value if kept.host else value.to(local(weight).device)
     if not isinstance(weight, DTensor) or kept.whole or not kept.shape:
         return value
-    strides = [math.prod(kept.shape[dim + 1 :]) for dim in range(len(kept.shape))]
-    return DTensor.from_local(
-        value,
-        weight.device_mesh,
-        weight.placements,
-        run_check=False,
-        shape=torch.Size(kept.shape),
-        stride=tuple(strides),
+    strides = tuple(math.prod(kept.shape[dim + 1 :]) for dim in range(len(kept.shape)))
+    return spread(value, weight, shape=torch.Size(kept.shape), stride=strides)
+
+
+def spread(value: Tensor, like: DTensor, *, shape: torch.Size, stride: tuple[int, ...]) -> DTensor:
+    """The very tensor as this rank's part of one of this shape, cut over the ranks as another is.
+
+    `DTensor.from_local` would move it to the device of the ranks' mesh, where what is kept on the host is not.
+    """
+    hollow = DTensor.from_local(
+        value.to("meta"), like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride
     )
+    return DTensor(value, hollow._spec, requires_grad=False)
 
 
 def slices(moving: Sequence[Moving]) -> Iterator[Moving]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from danlu.core.world import World, local
@@ -13,7 +13,7 @@ from danlu.optim.adafactor import Adafactor
 from danlu.optim.adamw8bit import AdamW8bit
 from danlu.optim.common import Common, Kept
 from danlu.optim.layer import OptimLayer
-from danlu.optim.own import Moving, laid, part, portions, total
+from danlu.optim.own import Moving, laid, part, portions, spread, total
 from tests.ranks import Ranks
 
 
@@ -103,3 +103,19 @@ def test_bytes_of_what_is_kept() -> None:
     assert AdamW8bit().state_bytes((70, 300), role="embedding") == 2 * 4 * 70 * 300 + 4
     assert AdamW8bit(full_embedding=False).state_bytes((70, 300), role="embedding") < 70 * 300 * 2.1
     assert AdamW8bit().state_bytes((4096, 4096)) / 4096**2 == pytest.approx(2 + 2 * 4 / 256, rel=1e-6)
+
+
+def where_a_part_is(world: World) -> tuple[bool, str, str]:
+    """On a mesh of another device than the part's: whether its memory is the same, and where it and torch's own are."""
+    mesh = DeviceMesh("meta", torch.arange(world.size), _init_backend=False)
+    hollow = DTensor.from_local(torch.zeros(3, 2, device="meta"), mesh, [Shard(0)], run_check=False)
+    part = torch.ones(3, 2)
+    made = spread(part, hollow, shape=hollow.shape, stride=hollow.stride())
+    assert made.shape == (3 * world.size, 2) and made.placements == (Shard(0),) and made.dtype == part.dtype
+    moved = DTensor.from_local(part, mesh, [Shard(0)], run_check=False).to_local()
+    return made.to_local().data_ptr() == part.data_ptr(), made.to_local().device.type, moved.device.type
+
+
+def test_a_part_stays_on_its_device_whatever_the_mesh_is_of(ranks: Ranks) -> None:
+    """So that states of weights that are kept on the host stay with them."""
+    assert ranks.run(where_a_part_is, size=2) == [(True, "cpu", "meta")] * 2
