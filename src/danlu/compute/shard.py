@@ -106,12 +106,3 @@ def held(tensor: Tensor, *, rank: int) -> Slice:
     where: Sequence[int] = mesh.get_coordinate() or ()
     first = all(at == 0 for at, placement in zip(where, tensor.placements) if isinstance(placement, Replicate))
     return Slice(tensor.to_local(), tuple(tensor.shape), tuple(offset), first)
-
-
-def like(local: Tensor, whole: Tensor) -> Tensor:
-    """A slice of another tensor (a moment), laid out over ranks as `whole` (its weight) is."""
-    if not isinstance(whole, DTensor) or local.shape != whole.to_local().shape:
-        return local
-    return DTensor.from_local(
-        local, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )
