@@ -26,6 +26,7 @@ from tests.fault import runs
 from tests.fault.runs import Gate, Moment
 
 STRIDE = 10  # updates that a fault may take, at most
+LIMIT_SECONDS = 900.0  # for what must come, on a machine with much else to do
 PASSING = ("stopped for a while", "disk full for a while")
 ENDING = (
     "all killed",
@@ -161,7 +162,8 @@ class _Soak:
         wide = Gate(self.gate.path.with_name("wide"))
         wide.open(1 << 30)
         left_alone = replace(self._life(), gate=wide)
-        assert runs.finish(self.reference, prepare=left_alone, ranks=self.ranks) == 0, runs.said(self.reference)
+        codes = runs.end(runs.start(self.reference, prepare=left_alone, ranks=self.ranks), seconds=LIMIT_SECONDS)
+        assert set(codes) == {0}, runs.said(self.reference)
         outcome.unhurt_seconds, begun = time.monotonic() - begun, time.monotonic()
         self.gate.open(0)
         for number, kind in enumerate(self.plan):
@@ -169,7 +171,7 @@ class _Soak:
             outcome.faults[kind] += 1
         self.gate.open(1 << 30)
         self._alive()
-        codes = runs.end(self.processes)
+        codes = runs.end(self.processes, seconds=LIMIT_SECONDS)
         assert set(codes) == {0}, f"{codes}\n{runs.said(self.recipe)}"
         outcome.seconds = time.monotonic() - begun
         self._compare()
@@ -238,7 +240,7 @@ class _Soak:
 
     def _reach(self, step: int) -> None:
         """The run has made so many updates."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + LIMIT_SECONDS
         while self.gate.at() < step:
             late = time.monotonic() > deadline or any(p.exitcode is not None for p in self.processes)
             assert not late, f"at {self.gate.at()} of {step}: {runs.said(self.recipe)[-3000:]}"
@@ -246,7 +248,7 @@ class _Soak:
 
     def _ended(self, kind: str) -> None:
         """All processes have ended, with the codes that the fault explains; the next start has nothing to believe."""
-        codes = sorted(runs.end(self.processes, seconds=120))
+        codes = sorted(runs.end(self.processes, seconds=LIMIT_SECONDS))
         self.processes = []
         fine = {
             "told by SIGTERM": [75] * self.ranks,
