@@ -129,6 +129,16 @@ def test_hurt_weights_are_gone_back_from(tmp_path: Path, ranks: int) -> None:
     assert "Went back from step" in runs.said(here)
 
 
+def test_a_run_of_epochs_that_went_back_still_has_data_to_its_end(tmp_path: Path) -> None:
+    here = recipe(tmp_path)
+    assert runs.finish(here, "max_steps=null", "num_train_epochs=1", prepare=BLOWN) == 0, runs.said(here)
+    [back] = runs.events(here, "rolled_back")
+    lines = runs.metrics(here)
+    assert [line["step"] for line in lines] == list(range(1, lines[-1]["step"] + 1))
+    assert all(line["sound"] and line["loss"] > 0 for line in lines) and not runs.events(here, "unlabelled")
+    assert max(at for _, at in runs.samples(here)) == BATCH * (lines[-1]["step"] - 1 + back["from"] - back["to"])
+
+
 def test_a_slow_divergence_is_gone_back_from(tmp_path: Path) -> None:
     here = runs.write_recipe(tmp_path, steps=130)
     slow = Harm(first=50, last=110, shaken=0.03)

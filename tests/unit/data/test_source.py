@@ -363,3 +363,20 @@ def test_a_ramp_makes_more_updates_of_an_epoch(make: Any) -> None:
 def test_a_ramp_that_ranks_cannot_share_is_refused(make: Any) -> None:
     with pytest.raises(InputError, match=r"batch.ramp: 3 rows cannot be shared evenly by 2"):
         make(ramp=Ramp(from_=3, steps=4), size=2)
+
+
+def test_what_is_passed_over_is_not_read_and_the_end_comes_as_much_later(make: Any) -> None:
+    line = samples(make(epochs=3), 25)
+    rows = make(epochs=1)  # 97 rows in 9 batches of 12, the last with 11 of padding
+    assert samples(rows, 3) == line[:36]
+    rows.pass_over({"samples": 60})
+    assert rows.state() == {"samples": 60, "passed": 24} and rows.updates == 9
+    assert samples(rows, 6) == [*line[60 : 97 + 24], *[""] * 11]  # as many updates as there would have been
+    again = make(epochs=1)
+    again.seek({"samples": 84, "passed": 24})
+    assert samples(again, 4) == [*line[84 : 97 + 24], *[""] * 11]
+    again.seek({"samples": 12})
+    assert again.state() == {"samples": 12} and samples(again, 8) == [*line[12:97], *[""] * 11]
+    endless = make()
+    endless.pass_over({"samples": 24})
+    assert samples(endless, 2) == line[24:48]

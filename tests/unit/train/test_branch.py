@@ -120,3 +120,24 @@ def test_a_name_that_is_taken_is_refused(old: RunFolder) -> None:
     made(old, "name=taken")
     with pytest.raises(InputError, match="is there already; give the new run another name"):
         made(old, "name=taken")
+
+
+def test_without_changes_it_becomes_what_the_old_run_became_to_the_bit(old: RunFolder) -> None:
+    new, _ = made(old, "name=same")
+    assert runs.finish(new.recipe) == 0
+    timeless = ("step", "loss", "learning_rate", "grad_norm", "tokens", "sound", "eval_loss")
+    both = [[{key: line.get(key) for key in timeless} for line in lines(run.metrics)] for run in (old, new)]
+    assert both[0] == both[1]
+    weights = [(run.model / "model.safetensors").read_bytes() for run in (old, new)]
+    assert weights[0] == weights[1]
+    assert [event["event"] for event in lines(new.events)][:2] == ["branched", "resumed"]
+
+
+def test_it_goes_on_with_its_changes(old: RunFolder) -> None:
+    new, _ = made(old, "name=changed", "optimizer.learning_rate=1e-3", "max_steps=15", "batch.global_batch_size=16")
+    assert runs.finish(new.recipe) == 0
+    found = lines(new.metrics)
+    assert [line["step"] for line in found] == list(range(1, 16))
+    assert found[:9] == lines(old.metrics)[:9]
+    assert all(line["learning_rate"] <= 1e-3 for line in found[9:]) and found[8]["learning_rate"] > 1e-3
+    assert found[-1]["loss"] < found[8]["loss"]
