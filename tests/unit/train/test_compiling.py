@@ -1,0 +1,42 @@
+"""`compile` is settled once, kept by a run that goes on, and changed only where it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from danlu.core.paths import RunFolder
+from danlu.core.world import World
+from danlu.recipe import yaml
+from danlu.recipe.recipe import Recipe, resumes
+from danlu.recipe.yaml import load
+from danlu.train.assemble import gather
+from danlu.train.begin import open_folder
+from tests.equal.curves import write_recipe
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    return load(str(write_recipe(tmp_path_factory.mktemp("compiling"))))
+
+
+def test_a_short_run_is_not_compiled_and_the_resolved_recipe_says_so(tiny: Recipe) -> None:
+    assert tiny.compile == "auto"
+    materials = gather(tiny, world=World(), device=torch.device("cpu"), announce=lambda text: None)
+    materials.rows.close()
+    assert materials.recipe.compile is False and materials.compiled.why.startswith("compile auto: off, the run is too")
+
+
+def test_a_run_that_goes_on_keeps_its_choice_unless_another_is_asked_for(tiny: Recipe, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    yaml.save(replace(tiny, compile=True), folder.recipe)
+    said: list[str] = []
+    assert open_folder(tiny, folder, ranks=1, announce=said.append).recipe.compile is True
+    assert not [line for line in said if "compile" in line]
+    asked = replace(tiny, compile=False)
+    assert open_folder(asked, folder, ranks=1, announce=said.append).recipe.compile is False
+    assert [line for line in said if line.startswith("compile: was True, is False")]
+    assert resumes(tiny, asked)[1] == []
