@@ -91,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
                 compiled=materials.compiled.on,
             ),
         )
+        if away := list(materials.offload.told()):
+            tell("kept elsewhere", away)
         tell("disk", disk(resolved, materials))
         if not arguments.quick:
             materials.rows.seek({"samples": 0})
@@ -262,7 +264,8 @@ def memory(case: Case, layout: Parallel, device: torch.device, less: Iterator[st
     for blocks, kind in stretches(case.kinds):
         parts = {part: number for part, number in kept(case, kind).items() if number}
         told = ", ".join(f"{part} {size(number)}" for part, number in parts.items())
-        yield f"activations, recompute {kind}: {blocks} keep {saved(kind)}, {size(sum(parts.values()))} each ({told})"
+        total = size(sum(parts.values()))
+        yield f"activations of {blocks}, recompute {kind}: {saved(kind)} kept, {total} each ({told})"
     yield f"{size(found.free // here)} of {size(found.total // here)} free"
     if compiled:
         yield "blocks are compiled, and keep less than blocks as written, for which this is counted"

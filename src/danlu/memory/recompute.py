@@ -102,7 +102,7 @@ def stretches(kinds: Sequence[Kind]) -> Iterator[tuple[str, Kind]]:
 
 def saved(kind: Kind) -> str:
     """What such a block keeps for its backward, in words."""
-    return {"none": "all", "full": "its input", "selective": f"its input, {' and '.join(SAVED)}"}[kind]
+    return {"none": "all", "full": "the input", "selective": f"the input, {', '.join(SAVED)}"}[kind]
 
 
 def last_product(shape: Shape) -> tuple[int, int]:

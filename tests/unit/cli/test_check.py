@@ -60,7 +60,7 @@ def test_memory_is_told_part_by_part(folder: Path, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     parameters = 258 * 32 + 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32
     assert re.search(rf"\n    weights +{re.escape(size(4 * parameters))} +[0-9.]+%\n", out)
-    assert f"recompute full: blocks 0 to 1 keep its input, {size(4 * 16 * 32 * 4)} each (input" in out
+    assert f"activations of blocks 0 to 1, recompute full: the input kept, {size(4 * 16 * 32 * 4)} each (input" in out
     assert re.search(r"about .* of tensors each, most in ", out) and "WARNING: more than is free" not in out
 
 

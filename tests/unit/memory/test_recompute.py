@@ -83,4 +83,4 @@ def test_what_is_said() -> None:
         ("block 2", "selective"),
         ("block 3", "none"),
     ]
-    assert saved("selective") == "its input, matrix products and attention outputs"
+    assert saved("selective") == "the input, matrix products, attention outputs"
