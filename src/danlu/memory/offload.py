@@ -34,6 +34,17 @@ class Offload:
         """Where FSDP2 keeps what it cuts."""
         return CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self.weights else OffloadPolicy()
 
+    def told(self) -> tuple[str, ...]:
+        """What is kept elsewhere, a sentence each."""
+        found = {
+            "weights, gradients and optimizer states are kept on the host, and updated there": self.weights,
+            "optimizer states lie in the host's memory between updates": self.states == "host",
+            f"optimizer states lie in a file in {self.folder} between updates, gone when the run ends; checkpoints hold "
+            "them as ever": self.states == "file",
+            "activations wait on the host for the backward": self.activations,
+        }
+        return tuple(sentence for sentence, true in found.items() if true)
+
     def place(self) -> Place | None:
         """Where optimizer states lie between updates; None: beside their weights."""
         if self.states == "file":

@@ -170,7 +170,7 @@ def open_watch(
     if materials.world.first:
         logger.info("%s", room(sum(weight.nbytes for weight in run.weights.values()) + run.optim.bytes))
         packed = attention.choose(materials.device, materials.precision.attention, recipe.data.sequence_length)
-        for said in (*materials.fallbacks, materials.compiled.why):
+        for said in (*materials.fallbacks, *materials.offload.told(), materials.compiled.why):
             logger.info("%s", said)
         facts = environment.environment(
             device=materials.device,

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 
 from danlu.core.errors import InputError
 from danlu.memory.offload import Offload, choose
-from danlu.memory.places import File, Host
+from danlu.memory.places import File
 from danlu.memory.plan import mistakes
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -37,8 +37,18 @@ def test_on_another_device_each_part_goes(tmp_path: Path) -> None:
     assert choose(["optimizer"], str(tmp_path), CUDA) == Offload(states="file", folder=tmp_path)
     all_three = choose(["weights", "gradients", "optimizer"], None, CUDA)
     assert all_three == Offload(weights=True) and isinstance(all_three.policy(), CPUOffloadPolicy)
-    assert isinstance(Offload(states="host").states, str) and Offload().place() is None
-    assert isinstance(Host(pin=False), Host)
+    assert Offload().place() is None
+
+
+def test_what_is_elsewhere_is_told(tmp_path: Path) -> None:
+    assert Offload().told() == ()
+    [file] = choose(["optimizer"], str(tmp_path), CPU).told()
+    assert file.startswith(f"optimizer states lie in a file in {tmp_path} between updates")
+    assert Offload(weights=True, activations=True).told() == (
+        "weights, gradients and optimizer states are kept on the host, and updated there",
+        "activations wait on the host for the backward",
+    )
+    assert Offload(states="host").told() == ("optimizer states lie in the host's memory between updates",)
 
 
 @pytest.mark.parametrize("parts", [["weights"], ["gradients"], ["weights", "optimizer"], ["gradients", "activations"]])
