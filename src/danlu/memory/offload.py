@@ -39,8 +39,8 @@ class Offload:
         found = {
             "weights, gradients and optimizer states are kept on the host, and updated there": self.weights,
             "optimizer states lie in the host's memory between updates": self.states == "host",
-            f"optimizer states lie in a file in {self.folder} between updates, gone when the run ends; checkpoints hold "
-            "them as ever": self.states == "file",
+            f"optimizer states lie in a file in {self.folder} between updates, gone when the run ends; checkpoints "
+            "hold them as ever": self.states == "file",
             "activations wait on the host for the backward": self.activations,
         }
         return tuple(sentence for sentence, true in found.items() if true)
