@@ -125,9 +125,9 @@ def test_an_unknown_option_is_refused(verb: Callable[..., None], capsys: pytest.
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("serve", "danlu serve is not built yet; train, generate, check, recipes, tokenizer, doctor are\n"),
+        ("serve", "danlu serve is not built yet; train, rollback, generate, check, recipes, tokenizer, doctor are\n"),
         ("trian", "danlu has no verb trian; did you mean train?\n"),
-        ("xyz", "danlu has no verb xyz; give one of train, generate, check, recipes, tokenizer, doctor\n"),
+        ("xyz", "danlu has no verb xyz; give one of train, rollback, generate, check, recipes, tokenizer, doctor\n"),
     ],
 )
 def test_other_verbs_are_refused(word: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
