@@ -19,8 +19,8 @@ from danlu.core.config import plain
 from danlu.core.errors import InputError
 from danlu.core.paths import RunFolder, shown, write_whole
 from danlu.monitor import jsonl
-from danlu.recipe import yaml
 from danlu.recipe.recipe import Difference, Recipe, branches
+from danlu.recipe.yaml import load, save
 
 
 def branch(root: Path, *, to: int, overrides: list[str], announce: Callable[[str], None]) -> Path:
@@ -35,7 +35,7 @@ def branch(root: Path, *, to: int, overrides: list[str], announce: Callable[[str
     if not folder.recipe.is_file():
         raise InputError(f"{root} is no run's folder: it holds no recipe.yaml")
     manifest = _kept(folder, to)
-    old = yaml.load(str(folder.recipe))
+    old = load(str(folder.recipe))
     new, changes = _changed(folder, old, overrides, to)
     place = RunFolder(Path(new.folder) / new.name)
     if place.root.exists():
@@ -47,7 +47,7 @@ def branch(root: Path, *, to: int, overrides: list[str], announce: Callable[[str
         write_whole(RunFolder(part).metrics, _lines(folder.metrics, to))
         facts = {"run": str(folder.root.absolute()), "changes": {path: [a, b] for path, a, b in plain(changes)}}
         write_whole(RunFolder(part).events, _event("branched", to, facts))
-        yaml.save(new, RunFolder(part).recipe)
+        save(new, RunFolder(part).recipe)
     _tell_old(folder, to, {"run": str(place.root)})
     announce(f"{shown(place.root)}: begun at step {manifest.step} of {shown(folder.root)}, which stays as it is")
     return place.recipe
@@ -78,7 +78,7 @@ def _named(step: int, manifest: Manifest) -> str:
 
 def _changed(folder: RunFolder, old: Recipe, overrides: list[str], to: int) -> tuple[Recipe, list[Difference]]:
     """The new run's recipe, and what it changes of the old one's but for its name."""
-    new = yaml.load(str(folder.recipe), overrides)
+    new = load(str(folder.recipe), overrides)
     named = new.name != old.name
     if not any(word.partition("=")[0] == "folder" for word in overrides):
         new = replace(new, folder=str(folder.root.absolute().parent))  # the old one may have been moved
