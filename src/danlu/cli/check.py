@@ -180,6 +180,7 @@ def model(materials: Materials) -> Iterator[str]:
     yield f"start: {materials.start or f'drawn from seed {materials.recipe.seed}'}"
     flops = flops_per_token(shape, materials.recipe.data.sequence_length)
     yield f"{flops / 1e6:,.1f} MFLOP a token, forward and backward; {materials.precision.name} on {materials.device}"
+    yield materials.compiled.why
 
 
 def precision(materials: Materials) -> Iterator[str]:
@@ -266,6 +267,8 @@ def memory(case: Case, layout: Parallel, device: torch.device, less: Iterator[st
         told = ", ".join(f"{part} {size(number)}" for part, number in parts.items())
         total = size(sum(parts.values()))
         yield f"activations of {blocks}, recompute {kind}: {saved(kind)} kept, {total} each ({told})"
+    if case.elsewhere:
+        yield f"{size(case.elsewhere)} are not there but on the host or a disk (memory.offload)"
     yield f"{size(found.free // here)} of {size(found.total // here)} free"
     if compiled:
         yield "blocks are compiled, and keep less than blocks as written, for which this is counted"

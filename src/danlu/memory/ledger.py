@@ -31,6 +31,7 @@ class Case:
     weights, gradients, moments   bytes of them on this rank, at most
     working   bytes that the update itself takes beside them
     gathered, travel   where weights are cut over ranks: bytes of whole copies in use, and of buffers under way
+    elsewhere   bytes of these that are not on the device: on the host or a disk
     waiting  whether activations wait on the host for their backward
     block    logits that the head turns into probabilities at a time
     path     how packed rows are attended to; None: rows hold one document each
@@ -54,6 +55,7 @@ class Case:
     travel: int = 0
     waiting: bool = False
     block: int = heads.BLOCK
+    elsewhere: int = 0
 
     @property
     def tokens(self) -> int:
