@@ -25,9 +25,8 @@ from danlu.memory.places import Place
 from danlu.optim.own import spread
 from danlu.optim.states import Carry
 
-# Numbers of weights that are updated at a time: AdamW's two moments of them in fp32 are 64 MB. Three buckets have
-# memory during an update: one that is read, one that moves, one that is written.
-BUCKET = 2**23
+BUCKET, SMALLEST, SHARE = 2**23, 2**18, 16  # numbers of weights that move at a time: see `portion`
+STEP = 2**12  # numbers; slices of weights begin at multiples of it, as kernels' own portions do
 ALIGNED = 64  # bytes; a state begins at a multiple of it
 MOVING, BEHIND = 3, 2  # buckets in memory; buckets that wait to be written
 
@@ -66,15 +65,23 @@ class StatesAway:
 
     elementwise: whether each number moves by itself, so that a large weight may be moved in slices. move: makes an
     update of the weights that the optimiser is shown. Its states must be tensors, by weight; one that is a single
-    number stays in memory. Ranks cut buckets alike, since an optimiser may ask other ranks for sums.
+    number stays in memory. bucket: numbers that move at a time, over all ranks, if not `portion`. Ranks cut buckets
+    alike, since an optimiser may ask other ranks for sums.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, place: Place, *, elementwise: bool, move: Carry, bucket: int = BUCKET
+        self,
+        optimizer: torch.optim.Optimizer,
+        place: Place,
+        *,
+        elementwise: bool,
+        move: Carry,
+        bucket: int | None = None,
     ) -> None:
         self.optimizer, self.place, self.elementwise, self.move = optimizer, place, elementwise, move
-        self.buckets = list(_buckets(_pieces(optimizer, bucket if elementwise else 0), bucket))
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        most = bucket or portion(sum(weight.numel() for weight in weights))
+        self.buckets = list(_buckets(_pieces(optimizer, most if elementwise else None), most))
         self.device = local(weights[0]).device if weights else torch.device("cpu")
         self._spots: dict[nn.Parameter, dict[str, Spot]] = {}
         # Single numbers: never written to, always replaced; and those of the update that is under way.
@@ -97,7 +104,7 @@ class StatesAway:
         self.settle()
         self._choose_rooms()
         known = {weight: dict(spots) for weight, spots in self._spots.items()}  # not those that this update makes
-        pool = _Pool(self._largest(), self.device)
+        pool = _Pool(self._largest(), min(MOVING, len(self.buckets)), self.device)
         begun = self._now()
         try:
             ahead = self._ahead(0, known, pool, begun)
@@ -195,7 +202,10 @@ class StatesAway:
                 self._after.setdefault(piece.weight, {})[kind] = value
                 continue
             spot = self._spots.get(piece.weight, {}).get(kind) or self._spot(piece.weight, kind, value)
-            yield spot.after, self._span(piece, spot)[0], local(value).contiguous()
+            first, last = self._span(piece, spot)
+            held = local(value).contiguous()
+            assert (held.dtype, held.nbytes) == (spot.dtype, last - first), f"{kind} has changed its form"
+            yield spot.after, first, held
 
     def _send(self, moved: list[tuple[int, int, Tensor]], buffer: Tensor | None, pool: _Pool, moved_at: Any) -> None:
         """What was moved is in its place, and the buffer may be used again. (A thread's.)"""
@@ -275,11 +285,11 @@ class StatesAway:
 
 
 class _Pool:
-    """Buffers for the buckets that are under way, made when first needed; gone when the last of them is written."""
+    """Buffers for the buckets that are under way; gone when the last of them is written."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    def __init__(self, size: int, count: int, device: torch.device) -> None:
         self.free: queue.Queue[Tensor | None] = queue.Queue()
-        for _ in range(MOVING if size else 0):
+        for _ in range(count if size else 0):
             self.free.put(torch.empty(size, dtype=torch.uint8, device=device))
 
     def take(self) -> Tensor:
@@ -295,13 +305,23 @@ class _Pool:
         self.free.put(buffer)
 
 
-def _pieces(optimizer: torch.optim.Optimizer, most: int) -> Iterator[Piece]:
-    """Every weight of the optimiser's, whole, or in slices of at most so many numbers."""
+def portion(numbers: int) -> int:
+    """Numbers that move at a time, of so many over all ranks: a sixteenth, but not so few that threads wait for each
+    other, nor more than 64 MB of AdamW's moments. States of three portions have memory in an update.
+    """
+    return min(BUCKET, max(SMALLEST, numbers // SHARE))
+
+
+def _pieces(optimizer: torch.optim.Optimizer, most: int | None) -> Iterator[Piece]:
+    """Every weight of the optimiser's, whole, or in slices of about so many numbers over all ranks."""
     for index, group in enumerate(optimizer.param_groups):
         for weight in group["params"]:
             held = local(weight.detach())
-            cut = most if most and held.is_contiguous() else max(held.numel(), 1)
-            for start in range(0, max(held.numel(), 1), cut):
+            here = max(held.numel(), 1)
+            cut = here
+            if most is not None and held.is_contiguous():
+                cut = -(-most * here // max(weight.numel(), 1) // STEP) * STEP
+            for start in range(0, here, cut):
                 yield Piece(weight, index, start, min(start + cut, held.numel()))
 
 

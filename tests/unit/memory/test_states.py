@@ -16,7 +16,7 @@ from torch import nn
 
 from danlu.core.errors import Unhealthy
 from danlu.memory.places import File, Host, Place
-from danlu.memory.states import StatesAway
+from danlu.memory.states import StatesAway, portion
 from danlu.memory.tracker import Tracker
 from danlu.optim.adamw import AdamW
 from danlu.optim.common import Common
@@ -190,6 +190,15 @@ def test_weights_are_bucketed_in_order_and_wholly(tmp_path: Path) -> None:
             assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
         if elementwise:
             assert all(sum(piece.stop - piece.start for piece in bucket) <= BUCKET for bucket in states.buckets)
+
+
+def test_portions_follow_the_size_of_the_model(tmp_path: Path) -> None:
+    assert [portion(numbers) for numbers in (1000, 2**23, 81_000_000, 2**33)] == [2**18, 2**19, 5_062_500, 2**23]
+    made = [nn.Parameter(torch.zeros(1000, 2000)) for _ in range(5)]
+    states = StatesAway(torch.optim.AdamW(made), File(tmp_path), elementwise=True, move=lambda *_: None)
+    sizes = [sum(piece.stop - piece.start for piece in bucket) for bucket in states.buckets]
+    assert sum(sizes) == 10_000_000 and max(sizes) <= 625_000 + 4096 and len(sizes) >= 16
+    assert all(piece.start % 4096 == 0 for bucket in states.buckets for piece in bucket)
 
 
 def test_tensors_hold_three_buckets_in_an_update_and_nothing_after_it(tmp_path: Path) -> None:
