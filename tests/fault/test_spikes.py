@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,19 @@ def test_a_run_killed_while_it_goes_back_ends_like_one_that_was_not(tmp_path: Pa
     runs.same(here, unhurt)
     assert len(runs.events(here, "rolled_back")) == 1
     assert aside(here).keys() == aside(unhurt).keys()
+
+
+def test_a_run_told_to_leave_just_then_goes_back_when_it_goes_on(tmp_path: Path) -> None:
+    unhurt = recipe(tmp_path / "unhurt")
+    assert runs.finish(unhurt, prepare=BLOWN) == 0, runs.said(unhurt)
+    here = recipe(tmp_path / "told")
+    told = Moment("danlu.monitor.spikes", "Trouble", signal=signal.SIGTERM)
+    assert runs.finish(here, prepare=Both(BLOWN, told)) == 75, runs.said(here)
+    assert not runs.events(here, "rolled_back")
+    assert runs.finish(here, prepare=BLOWN) == 0, runs.said(here)
+    runs.same(here, unhurt)
+    timeless = [{**event, "time": ""} for at in (here, unhurt) for event in runs.events(at, "rolled_back")]
+    assert len(timeless) == 2 and timeless[0] == timeless[1]
 
 
 @dataclass(frozen=True)

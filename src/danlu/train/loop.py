@@ -262,7 +262,9 @@ class Loop:
         trouble = health.trouble
         assert trouble is not None and self.recipe.monitor.spikes is not None
         self._settle(self.saver.finish())
+        worlds.take_time()  # the first rank reads alone
         found = worlds.once(run.compute.world, lambda: last_good(folder.checkpoints, trouble, self.rollbacks))
+        worlds.hurry()
         many = len(self.rollbacks) >= self.recipe.monitor.spikes.max_rollbacks
         by_data = bool(self.rollbacks) and self.rollbacks[-1]["likely"] == Likely.DATA
         if (found is None and trouble.kind == "spikes") or (many and by_data):
