@@ -116,9 +116,12 @@ def asked(recipe: Recipe) -> dict[str, Any]:
 
 
 def published(folder: RunFolder, found: Found | None, recipe: Recipe) -> bool:
-    """Whether the model in the run's folder is the one that this checkpoint ends with."""
-    wanted = {"event": "published", "step": found and found.step, "weights": recipe.checkpoint.publish}
-    return folder.model.exists() and any(wanted.items() <= event.items() for event in jsonl.lines(folder.events))
+    """Whether the model in the run's folder is the one that this checkpoint ends with: published since it was saved."""
+    step, done = found and found.step, False
+    for event in jsonl.lines(folder.events):
+        if event.get("step") == step and event.get("event") in ("saved", "published"):
+            done = event["event"] == "published" and event.get("weights") == recipe.checkpoint.publish
+    return done and folder.model.exists()
 
 
 def same_data(materials: Materials, folder: RunFolder, found: Found | None) -> None:
