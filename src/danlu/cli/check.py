@@ -309,8 +309,8 @@ def seconds(materials: Materials) -> Iterator[str]:
 
     run = build(materials)
     taken: list[float] = []
-    started = time.perf_counter()
-    while len(taken) <= MEASURED_UPDATES and time.perf_counter() - started < MEASURED_SECONDS:
+    started, least = time.perf_counter(), 2 if materials.compiled.on else 1  # the first one compiles
+    while len(taken) < least or (len(taken) <= MEASURED_UPDATES and time.perf_counter() - started < MEASURED_SECONDS):
         before = time.perf_counter()
         step(run, run.source.take(materials.micros))
         synchronize(materials.device)

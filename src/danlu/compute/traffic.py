@@ -92,8 +92,8 @@ class Reduction(ReduceScatter):
     ) -> dist.Work | None:
         """The reduction is under way. To be called in a backward, as FSDP2 does."""
         assert op == dist.ReduceOp.SUM, "gradients are summed, never averaged"
-        if not self._flying:  # as FSDP2 does for its own end; whoever runs the backward need not know of it
-            Variable._execution_engine.queue_callback(self.land)
+        # As FSDP2 does for its own end: whoever runs the backward need not know of it.
+        Variable._execution_engine.queue_callback(self.land)
         parts = torch.empty_like(input_tensor)
         work = dist.all_to_all_single(parts, input_tensor, group=group, async_op=True)
         assert work is not None
