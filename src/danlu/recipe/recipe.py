@@ -305,7 +305,13 @@ def _held_out(at: At) -> Iterator[tuple[str, str]]:
 
 
 def _offload(at: At) -> Iterator[tuple[str, str]]:
-    yield from plan.mistakes(at("memory.offload"), at("memory.offload_folder"))
+    parts = at("memory.offload")
+    yield from plan.mistakes(parts, at("memory.offload_folder"))
+    if _maybe(at, "compile") == "graphs" and (moved := [part for part in ("weights", "activations") if part in parts]):
+        yield (
+            "compile",
+            f"graphs need {' and '.join(moved)} where they were; set compile to true, or change memory.offload",
+        )
 
 
 def _vocabulary(at: At) -> Iterator[tuple[str, str]]:

@@ -192,6 +192,10 @@ def refusal(*typed: str, text: str = WHOLE) -> list[str]:
             "add gradients and optimizer, or keep only optimizer and activations",
         ),
         (
+            ["memory.offload=[activations]", "compile=graphs"],
+            "compile: graphs need activations where they were; set compile to true, or change memory.offload",
+        ),
+        (
             ["memory.offload_folder=x"],
             "memory.offload_folder: is for optimizer states, which stay where they are; add optimizer to "
             "memory.offload, or set it to null",
