@@ -14,7 +14,7 @@ from danlu.memory.ledger import Case, choose, forecast
 from danlu.memory.offload import Offload
 from danlu.memory.plan import ROOM, rows_that_fit
 from danlu.memory.precision import Precision
-from danlu.memory.states import BUCKET, MOVING
+from danlu.memory.states import MOVING, portion
 from danlu.models import attention, heads
 from danlu.models.families import Family
 from danlu.models.roles import roles
@@ -73,7 +73,7 @@ def sizes(
         if parallel.ranks > 1 or away.weights:
             case = _cut(case, groups, parallel, overlapped=device.type == "cpu")
         if away.weights or away.states != "beside":
-            case = _elsewhere(case, away, moving=MOVING * BUCKET * (case.moments * shards // case.parameters))
+            case = _elsewhere(case, away, moving=MOVING * portion(case.parameters) * case.moments // case.parameters)
         return replace(case, kinds=choose(recipe.memory.recompute, case))
 
     return of
@@ -96,8 +96,10 @@ def _cut(case: Case, groups: tuple[list[Shapes], Shapes], parallel: Parallel, *,
 def _elsewhere(case: Case, away: Offload, *, moving: int) -> Case:
     """The case with what lies on the host or a disk taken off the device. moving: bytes of states on their way."""
     if away.weights:  # and their gradients and states, which are updated there
-        return replace(case, weights=0, gradients=case.gathered, moments=0, working=0)
-    return replace(case, moments=0, working=case.working + min(case.moments, moving))
+        gone = case.weights + case.gradients + case.moments
+        return replace(case, weights=0, gradients=case.gathered, moments=0, working=0, elsewhere=gone)
+    working = case.working + min(moving, MOVING * case.moments)
+    return replace(case, moments=0, working=working, elsewhere=case.moments)
 
 
 def fitting(of: Sizes, parallel: Parallel, device: torch.device, *, share: int) -> int:
