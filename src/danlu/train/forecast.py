@@ -98,7 +98,7 @@ def _elsewhere(case: Case, away: Offload, *, moving: int) -> Case:
     if away.weights:  # and their gradients and states, which are updated there
         gone = case.weights + case.gradients + case.moments
         return replace(case, weights=0, gradients=case.gathered, moments=0, working=0, elsewhere=gone)
-    working = case.working + min(moving, MOVING * case.moments)
+    working = case.working + min(case.moments, moving)
     return replace(case, moments=0, working=working, elsewhere=case.moments)
 
 
