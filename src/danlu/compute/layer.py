@@ -27,6 +27,7 @@ class ComputeLayer:
 
     upstream: the gradient that each backward begins with, asked for with the loss (memory's scale of it); None: 1.
     shards: the model cut over ranks; None where it is whole. graphed: blocks are recorded as CUDA graphs.
+    noted: what is to be told of the compiled blocks; whoever tells it takes it away.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class ComputeLayer:
         upstream: Upstream = lambda total: None,
         shards: Shards | None = None,
         graphed: bool = False,
+        noted: list[str] | None = None,
     ) -> None:
         self.model = model
         self.shards, self.graphed = shards, graphed
+        self.noted: list[str] = [] if noted is None else noted
         self.world = world
         self.device = device
         self.upstream = upstream

@@ -201,7 +201,9 @@ def build(materials: Materials) -> Run:
         model = materials.family.build()
     apply(model, materials.precision)
     recompute.apply(model, materials.case.kinds)
-    compiling.compiled(model, materials.compiled, recipe, precision=materials.precision, world=world, device=device)
+    noted = compiling.compiled(
+        model, materials.compiled, recipe, precision=materials.precision, world=world, device=device
+    )
     shards, away = None, materials.offload
     if away.weights:
         alone(backend=backend_for(device))
@@ -230,7 +232,7 @@ def build(materials: Materials) -> Run:
     graphed = materials.compiled.compile == "graphs"
     return Run(
         compute=ComputeLayer(
-            model, world=world, device=device, upstream=memory.upstream, shards=shards, graphed=graphed
+            model, world=world, device=device, upstream=memory.upstream, shards=shards, graphed=graphed, noted=noted
         ),
         memory=memory,
         optim=optim,

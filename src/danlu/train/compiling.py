@@ -48,22 +48,32 @@ def settle(
 
 def compiled(
     model: Trunk, choice: Choice, recipe: Recipe, *, precision: Precision, world: World, device: torch.device
-) -> None:
-    """The model's blocks run as `choice` says. Compiled code outlives the process, in the user's cache."""
+) -> list[str]:
+    """The model's blocks run as `choice` says. Compiled code outlives the process, in the user's cache.
+
+    Gives where it will be noted what compiling took, or why it failed.
+    """
+    told: list[str] = []
     if not choice.on:
-        return
+        return told
     worlds.keep_compiled()
     if attention.choose(device, precision.attention, recipe.data.sequence_length) == "loop":
         model.path = "mask"  # a loop over documents would be compiled anew for each layout of a row
     micro = int(recipe.batch.micro_batch_size)
     costs = _costs(recipe, shape=model.shape, precision=precision, micro=micro, device=device)
+
+    def tell(text: str) -> None:
+        logger.info("%s", text)
+        told.append(text)
+
     Compiled(
         model.blocks.values(),
-        say=logger.info,
+        say=tell,
         done=costs.keep if world.first else lambda seconds: None,
         backend=compiling.BACKEND,
         options=graphs.OPTIONS if choice.compile == "graphs" else None,
     )
+    return told
 
 
 def _costs(recipe: Recipe, *, shape: Shape, precision: Precision, micro: int, device: torch.device) -> Costs:

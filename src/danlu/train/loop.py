@@ -220,6 +220,8 @@ class Loop:
         self.at, run.limits = run.source.state(), self.watch.health.limits
         with self._traced(run.step + 1), self.peak.watching(run):
             report = step(run, run.source.take(self.materials.micros))
+        while run.compute.noted:
+            self.watch.event("compile", cause=run.compute.noted.pop(0))
         report = self.peak.told(report, self.watch.event)
         if not report.sound:  # whichever rank met it, its samples are to be known
             report = replace(report, samples=worlds.together(run.compute.world, report.samples))
