@@ -210,3 +210,18 @@ def test_states_in_a_file_are_saved_as_they_were_while_training_goes_on(recipe: 
     there = read(found, {key: Want.whole(copy) for key, copy in copies.items()})
     assert all(torch.equal(there[key], copies[key]) for key in copies)
     assert not torch.equal(run.optim.state()["exp_avg/embed.weight"], copies["optimizer/exp_avg/embed.weight"])
+
+
+def test_a_run_with_states_in_a_file_goes_back_and_on_again(recipe: Path, tmp_path: Path) -> None:
+    run = made(recipe, "memory.offload=[optimizer]", f"memory.offload_folder={tmp_path / 'states'}", updates=2)
+    kept(tmp_path / "saved", run)
+    ends = []
+    for _ in range(2):
+        for _ in range(2):
+            step(run, run.source.take(1))
+        ends.append({name: weight.detach().clone() for name, weight in run.weights.items()})
+        found = newest(tmp_path / "saved")
+        assert found is not None
+        state.restore(run, found)
+    assert run.step == 2
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
