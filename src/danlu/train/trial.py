@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 
 import psutil
 import torch
@@ -17,6 +18,7 @@ from danlu.core import device as devices
 from danlu.core import words
 from danlu.core.batch import Batch
 from danlu.core.errors import Failure
+from danlu.core.world import once
 from danlu.memory.ledger import Case, forecast
 from danlu.memory.plan import ROOM, Memory
 from danlu.memory.recompute import KINDS
@@ -61,8 +63,8 @@ def proven(materials: Materials, *, announce: Callable[[str], None]) -> Material
     the next smaller divisor is tried, and said. Not tried where a CPU has ample room. A micro-batch that was given is
     taken, with a warning where the forecast is above what is free.
     """
-    rows, parallel = materials.case.rows, materials.recipe.parallel
-    free = free_for_one(materials.device, parallel)
+    rows, world = materials.case.rows, materials.world
+    free = once(world, lambda: free_for_one(materials.device, materials.recipe.parallel))  # all ranks decide alike
     need = forecast(materials.case).peak
     if not materials.untried:
         if need > free:
@@ -80,11 +82,12 @@ def proven(materials: Materials, *, announce: Callable[[str], None]) -> Material
         there = resized(materials, size)
         begun = time.perf_counter()
         try:
-            held = worst(there)
+            most = worst(there)
+            held: int | None = once(world, partial(int, most))
         except BaseException as error:
             if not ran_out(error):
                 raise
-            if materials.world.size > 1:
+            if world.size > 1:
                 raise _failure(there, error, "while batch.micro_batch_size was tried", free) from error
             held = None
         _tidy(materials.device)
