@@ -378,6 +378,8 @@ NAMES: dict[str, str] = {
     "profile_step_start": "monitor.profile.from_step",
     "profiler_steps": "monitor.profile.steps",
     "plot_loss": "monitor.curve",
+    "check_for_spiky_loss": "monitor.spikes",
+    "log_params_norm": "monitor.layers",
     "do_train": "the verb danlu train",
     "do_eval": "evaluate.eval_steps",
     "template": "not needed (a corpus is not a conversation)",

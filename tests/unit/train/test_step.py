@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from danlu.compute.norms import layer_norms
 from danlu.core.batch import IGNORE
+from danlu.core.report import Limits
 from danlu.core.world import World
 from danlu.recipe.yaml import load
 from danlu.train.assemble import build, gather
@@ -84,3 +87,28 @@ def test_a_step_without_a_label_moves_nothing_and_is_no_number_that_is_not_one(t
     assert report.loss == 0.0 and report.norm.item() == 0.0 and report.weights["language"].item() == 0
     moved = [name for name, weight in run.weights.items() if not torch.equal(weight, before[name])]
     assert all(run.weights[name].dim() >= 2 for name in moved)  # weight decay alone
+
+
+@pytest.mark.parametrize("limits", [Limits(loss=1.0), Limits(norm=1e-3)])
+def test_an_update_above_the_limits_is_not_made(tmp_path: Path, limits: Limits) -> None:
+    run, micros = assembled(tmp_path, "abcdefgh" * 400)
+    before = {name: weight.detach().clone() for name, weight in run.weights.items()}
+    run.limits = limits
+    report = step(run, run.source.take(micros))
+    assert not report.sound and report.loss > 5 and report.norm > 0.1
+    assert (run.step, run.skipped) == (1, 1) and run.optim.state() == {}
+    assert all(torch.equal(weight, before[name]) and weight.grad is None for name, weight in run.weights.items())
+    run.limits = Limits()
+    assert step(run, run.source.take(micros)).sound
+    assert not torch.equal(run.weights["embed.weight"], before["embed.weight"])
+    run.source.close()
+
+
+def test_what_is_looked_at_is_looked_at_while_gradients_are_there(tmp_path: Path) -> None:
+    run, micros = assembled(tmp_path, "abcdefgh" * 400, "optimizer.max_grad_norm=0.01")
+    run.look = lambda: layer_norms({name: weight.grad for name, weight in run.weights.items()})
+    report = step(run, run.source.take(micros))
+    run.source.close()
+    assert set(report.extra) >= {"embed", "blocks.0", "blocks.1", "norm"}
+    norms = [report.extra[name] for name in ("embed", "blocks.0", "blocks.1", "norm")]
+    assert math.sqrt(sum(norm**2 for norm in norms)) == pytest.approx(report.norm.item(), rel=1e-5)  # before clipping
