@@ -190,6 +190,7 @@ def _read(
 def refuse(recipe: Recipe, *, ranks: int) -> None:
     """Raises InputError for what can be known to be wrong with so many ranks before any of them starts."""
     parallel = recipe.parallel.over(ranks)
+    offload.choose(recipe.memory.offload, recipe.memory.offload_folder, torch.device("cpu"))
     _family(recipe, load_tokenizer(recipe.data.tokenizer))
     _share(recipe, parallel)
 
