@@ -145,7 +145,8 @@ class Compiled:
     Everything else runs as written: evaluation, generation and other shapes would each be compiled anew. Where
     compiling fails, which is said once, all runs as written.
 
-    done: called once with the seconds that compiling took.
+    rows: of the batches that are compiled for; None: as many as the first has. done: called once with the seconds that
+    compiling took.
     """
 
     def __init__(
@@ -154,10 +155,11 @@ class Compiled:
         *,
         say: Say,
         done: Callable[[float], None] = lambda seconds: None,
+        rows: int | None = None,
         backend: str = BACKEND,
         options: dict[str, Any] | None = None,
     ) -> None:
-        self.say, self.done = say, done
+        self.say, self.done, self.rows = say, done, rows
         self.on, self.shape, self.seconds = True, torch.Size(), 0.0
         self.code = torch.compile(_forward, fullgraph=True, dynamic=False, backend=backend, options=options)
         for block in blocks:
@@ -172,7 +174,8 @@ class Compiled:
         cache: Cache | None = None,
     ) -> Tensor:
         """One block's forward. `written` is the same, uncompiled."""
-        self.shape = self.shape or hidden.shape
+        if torch.is_grad_enabled() and self.rows in (None, hidden.shape[0]):
+            self.shape = self.shape or hidden.shape
         if not self.on or not torch.is_grad_enabled() or hidden.shape != self.shape:
             return written(hidden, turn, seen, cache)
         if seen.cuts is not None:  # there are as many as documents: one code for any number

@@ -69,6 +69,7 @@ def compiled(
     Compiled(
         model.blocks.values(),
         say=tell,
+        rows=micro,  # a batch that grows comes in smaller ones first
         done=costs.keep if world.first else lambda seconds: None,
         backend=compiling.BACKEND,
         options=graphs.OPTIONS if choice.compile == "graphs" else None,

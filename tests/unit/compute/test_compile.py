@@ -121,6 +121,17 @@ def test_one_code_serves_all_blocks_and_only_training_in_one_shape(fresh: Any) -
     assert set(dict(blocks[0].named_parameters())) == {"linear.weight", "linear.bias"}  # names are as they were
 
 
+def test_smaller_batches_that_come_first_are_not_what_is_compiled_for(fresh: Any) -> None:
+    block, took = Block(), []
+    Compiled([block], say=lambda text: None, done=took.append, rows=4, backend="eager")
+    for rows in (1, 2, 3):
+        block(torch.randn(rows, 3, 8), None, Scope())
+    assert not fresh["unique_graphs"] and not took
+    block(torch.randn(4, 3, 8), None, Scope())
+    block(torch.randn(2, 3, 8), None, Scope())
+    assert fresh["unique_graphs"] == 1 and len(took) == 1
+
+
 def test_any_number_of_documents_is_one_code(fresh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where packed rows go by cuts, as on CUDA; here with something else in the kernel's place."""
     monkeypatch.setattr(attention, "_varlen", lambda q, k, v, cuts: q + v * cuts.sum())
