@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 
 from danlu.core.contracts import Signal
+from danlu.monitor.causes import REMEDIES, Likely
 from danlu.monitor.health import Health
 from danlu.monitor.reading import read
 from tests.unit.monitor.reports import report
@@ -75,3 +78,23 @@ def test_a_gradient_that_is_nothing_is_told_once_and_a_small_one_is_not():
     assert "10 updates" in told[0].cause
     quiet = health()
     assert not any(quiet.look(read(report(step, norm=1e-20)))[1] for step in range(1, 40))
+
+
+def test_gone_on_from_its_state_it_stops_where_it_would_have_stopped():
+    first, second = health(), health()
+    assert all(first.look(read(report(step, loss=math.nan)))[0] is Signal.GO for step in (1, 2))
+    second.restore(json.loads(json.dumps(first.state())))
+    assert second.look(read(report(3, loss=math.nan)))[0] is Signal.STOP and second.unsound_in_all == 3
+    fresh = health()
+    fresh.restore(None)
+    assert fresh.look(read(report(3, loss=math.nan)))[0] is Signal.GO
+
+
+def test_each_stop_names_its_likely_cause():
+    labels, numbers, overflow = health(max_unlabelled=1), health(max_unsound=1), health(max_unsound=1)
+    labels.look(read(report(1, labels=0, loss=0.0, norm=0.0)))
+    numbers.look(read(report(1, loss=math.nan)))
+    overflow.look(read(replace(report(1, norm=math.inf), extra={"loss_scale": 1.0})))
+    assert (labels.likely, numbers.likely, overflow.likely) == (Likely.LABELS, Likely.UNKNOWN, Likely.OVERFLOW)
+    for each in (labels, numbers, overflow):
+        assert each.cause is not None and each.likely is not None and each.cause.endswith(REMEDIES[each.likely])

@@ -118,3 +118,9 @@ def test_gone_on_from_its_state_it_answers_as_if_never_interrupted() -> None:
         later = run(losses[cut:], second, start=cut + 1)
         assert later[0] == [(step, finding) for step, finding in answers[0] if step > cut]
         assert second.state() == whole.state()
+
+
+def test_a_rise_that_passes_is_told_and_no_trouble() -> None:
+    losses = np.concatenate([falling(160, noise=0.01), [3.6] * 16, [2.05] * 100])
+    told, trouble = run(losses, trend(plateau=10_000))
+    assert trouble is None and [(step, finding.kind) for step, finding in told] == [(176, "rising")]
