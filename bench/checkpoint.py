@@ -127,6 +127,7 @@ def main() -> None:
         for step in range(chosen.rounds + 1):
             found: Found | None = None
             for kind, saver in savers.items():
+                os.sync()  # what was written before is not waited for below
                 begun = time.perf_counter()
                 done = saver.save(Snapshot(step=step, pieces=pieces, facts={}))
                 stall = time.perf_counter() - begun
@@ -137,9 +138,10 @@ def main() -> None:
                 if not step and kind == "background":
                     print(f"first save in the background, in fresh memory: training stands still {stall:.2f} s")
             plain = root / "plain.safetensors"
-            taken = seconds(lambda: save_file(tensors, plain))  # noqa: B023
-            note("save_file of the same", taken)
+            os.sync()
+            note("save_file of the same", seconds(lambda: save_file(tensors, plain)))  # noqa: B023
             plain.unlink()
+            os.sync()
             note("save_file and sync", seconds(lambda: durable(plain, tensors)))  # noqa: B023
 
             def load(deep: bool) -> None:
