@@ -41,8 +41,8 @@ def step(run: Run, batches: Sequence[Batch]) -> Report:
     # Update, unless some rank met a number that is not one, or they are far above what they use to be.
     norm = compute.norm(run.weights.values())
     finite = compute.agree(losses.total().isfinite() & norm.isfinite())
-    said = {**memory.settle(finite), **listener.facts(norm, weights, sound=finite), **run.look()}
     sound = finite and bool(run.limits.hold(losses.total(), norm))
+    said = {**memory.settle(finite), **listener.facts(norm, weights, sound=sound), **run.look()}
     if sound:
         optim.clip(norm)
         optim.step(run.step + 1)

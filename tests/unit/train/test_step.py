@@ -104,6 +104,18 @@ def test_an_update_above_the_limits_is_not_made(tmp_path: Path, limits: Limits) 
     run.source.close()
 
 
+def test_an_update_that_is_not_made_says_nothing_of_the_noise(tmp_path: Path) -> None:
+    run, micros = assembled(tmp_path, "abcdefgh" * 400, "monitor.noise_steps=1")
+    assert run.noise is not None
+    run.limits = Limits(norm=1e-3)
+    report = step(run, run.source.take(micros))
+    assert not report.sound and "noise_spread" not in report.extra and run.noise.weight == 0
+    run.limits = Limits()
+    report = step(run, run.source.take(micros))
+    assert report.sound and "noise_spread" in report.extra and run.noise.weight > 0
+    run.source.close()
+
+
 def test_what_is_looked_at_is_looked_at_while_gradients_are_there(tmp_path: Path) -> None:
     run, micros = assembled(tmp_path, "abcdefgh" * 400, "optimizer.max_grad_norm=0.01")
     run.look = lambda: layer_norms({name: weight.grad for name, weight in run.weights.items()})
