@@ -19,6 +19,8 @@ from danlu.models import attention, heads
 from danlu.models.families import Family
 from danlu.models.roles import roles
 from danlu.models.stack import plain
+from danlu.optim.average import KIND
+from danlu.optim.common import Kept
 from danlu.recipe.recipe import Recipe
 
 ALL_HERE = Offload()
@@ -43,9 +45,9 @@ def sizes(
         model = family.build()
     named, role = {plain(name): weight for name, weight in model.named_parameters()}, roles(model)
     kept = [
-        state
+        (kind, state)
         for name, weight in named.items()
-        for state in recipe.optimizer.kept(weight.shape, dtype=precision.weights, role=role[name]).values()
+        for kind, state in recipe.optimizer.kept(weight.shape, dtype=precision.weights, role=role[name]).items()
     ]
     shards, wide = int(parallel.shard), precision.weights.itemsize
     groups = shapes(model.blocks.values(), model)
@@ -61,7 +63,7 @@ def sizes(
         product=precision.products.itemsize,
         weights=wide * sum(numbers),
         gradients=wide * sum(numbers),
-        moments=sum(state.bytes if state.whole else state.bytes // shards for state in kept),
+        moments=sum(_part(state, shards) for _, state in kept),
         working=working * max(numbers) // shards,
         path=attention.choose(device, precision.attention, length) if recipe.data.packing else None,
         waiting=away.activations,
@@ -73,7 +75,7 @@ def sizes(
         if parallel.ranks > 1 or away.weights:
             case = _cut(case, groups, parallel, overlapped=device.type == "cpu")
         if away.weights or away.states != "beside":
-            case = _elsewhere(case, away, moving=MOVING * portion(case.parameters) * case.moments // case.parameters)
+            case = _elsewhere(case, away, average=sum(_part(state, shards) for kind, state in kept if kind == KIND))
         return replace(case, kinds=choose(recipe.memory.recompute, case))
 
     return of
@@ -93,13 +95,20 @@ def _cut(case: Case, groups: tuple[list[Shapes], Shapes], parallel: Parallel, *,
     return replace(case, weights=there.weights, gradients=there.gradients, gathered=there.gathered, travel=there.travel)
 
 
-def _elsewhere(case: Case, away: Offload, *, moving: int) -> Case:
-    """The case with what lies on the host or a disk taken off the device. moving: bytes of states on their way."""
+def _elsewhere(case: Case, away: Offload, *, average: int) -> Case:
+    """The case with what lies on the host or a disk taken off the device. average: bytes of the weights' average, which
+    stays with the weights wherever the optimiser's states lie."""
     if away.weights:  # and their gradients and states, which are updated there
         gone = case.weights + case.gradients + case.moments
         return replace(case, weights=0, gradients=case.gathered, moments=0, working=0, elsewhere=gone)
-    working = case.working + min(case.moments, moving)
-    return replace(case, moments=0, working=working, elsewhere=case.moments)
+    states = case.moments - average
+    moving = MOVING * portion(case.parameters) * states // case.parameters  # of states on their way
+    return replace(case, moments=average, working=case.working + min(states, moving), elsewhere=states)
+
+
+def _part(state: Kept, shards: int) -> int:
+    """Bytes of it on one rank."""
+    return state.bytes if state.whole else state.bytes // shards
 
 
 def fitting(of: Sizes, parallel: Parallel, device: torch.device, *, share: int) -> int:

@@ -125,3 +125,24 @@ CASES = [
 def test_the_forecast_is_within_5_percent_of_the_tracked_peak(given: Given, tmp_path: Path) -> None:
     tracker, off = measure(given, tmp_path)
     assert abs(off) <= NEAR, (off, tracker.parts(), tracker.pieces()[:20])
+
+
+def test_the_average_stays_where_states_lie_in_a_file(tmp_path: Path) -> None:
+    """Four bytes a number of the weights more are forecast, and are really held."""
+    (tmp_path / "recipe.yaml").write_text(MIDDLING.recipe(tmp_path))
+    away = ["memory.offload=[optimizer]", f"memory.offload_folder={tmp_path}/states"]
+    peaks = {}
+    for average in ("null", "{decay: 0.9}"):
+        recipe = load(str(tmp_path / "recipe.yaml"), [*away, f"optimizer.average={average}"])
+        materials = gather(recipe, world=World(), device=torch.device("cpu"), announce=lambda text: None)
+        run, case = build(materials), replace(materials.case, path=None)
+        step(run, [MIDDLING.batch()])
+        with Tracker() as tracker:
+            tracker.hold("weights", run.weights.values())
+            tracker.hold("moments", run.optim.here())
+            step(run, [MIDDLING.batch()])
+        run.source.close()
+        peaks[average] = forecast(case).peak
+        assert peaks[average] == pytest.approx(tracker.peak, rel=NEAR), average
+        assert case.elsewhere >= 8 * case.parameters
+    assert peaks["{decay: 0.9}"] - peaks["null"] == 4 * case.parameters
