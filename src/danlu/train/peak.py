@@ -1,4 +1,4 @@
-"""The forecast of memory against what was really held, once in a run: in its second update, which has all moments."""
+"""The forecast of memory against what was really held, once in a run: in an update like those that are forecast."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def facts(materials: Materials) -> dict[str, Any]:
 
 
 class Peak:
-    """Looks at the second update that a process makes.
+    """Looks at the second update that a process makes, which has all moments, or the first full one after it: not at a
+    ramp's smaller ones, nor at one whose only micro-batch is run in halves.
 
     On a CPU the memories of tensors are counted one by one, which slows that update down a little; a GPU's allocator
     knows. Compiled code is not looked into: then only the process's resident size is told.
@@ -41,7 +42,8 @@ class Peak:
 
     def __init__(self, run: Run, materials: Materials, *, ahead: int = 2) -> None:
         """ahead: 1 is the next update, 2 the one after it."""
-        self.materials, self.update = materials, run.step + ahead
+        self.materials, self.earliest = materials, run.step + ahead
+        self.update: int | None = None  # the one that is looked at, once it comes
         self.tracked = materials.device.type == "cpu" and not materials.compiled.on
         self.tracker: Tracker | None = None
         self.need = forecast(materials.case).peak
@@ -51,6 +53,8 @@ class Peak:
     @contextmanager
     def watching(self, run: Run) -> Iterator[None]:
         """An update is made inside."""
+        if self.update is None and run.step + 1 >= self.earliest and self._like_most(run):
+            self.update = run.step + 1
         if not self.tracked or run.step + 1 != self.update:
             yield
             return
@@ -79,6 +83,13 @@ class Peak:
         """What was found, beside the forecast."""
         held = "" if self.held is None else f"{words.size(self.held)} of tensors at most in an update, "
         return f"{held}{words.size(self.need)} forecast; the process is {words.size(self.resident)}"
+
+    def _like_most(self, run: Run) -> bool:
+        """Whether the next update is as the ledger has it: of all rows, in micro-batches of full size."""
+        rows, at, noise = self.materials.rows, run.source.state(), run.noise
+        full = rows.sizes.at(at["samples"] - at.get("passed", 0)) == rows.global_batch_size
+        halved = noise is not None and noise.every > 1 and noise.due(run.step + 1) and self.materials.micros == 1
+        return full and not halved
 
     def _allocated(self) -> int | None:
         device = self.materials.device

@@ -80,6 +80,22 @@ def test_the_forecast_is_measured(folder: Path, capsys: pytest.CaptureFixture[st
     assert "an update on one process here" in out and "8 updates and 0 evaluations: about" in out
 
 
+def test_what_is_measured_is_a_full_update(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a ramp's smaller one, and not one whose micro-batch is run in halves for its noise."""
+    from danlu.compute.layer import ComputeLayer
+
+    rows, forward = [], ComputeLayer.forward
+    monkeypatch.setattr(
+        ComputeLayer, "forward", lambda self, batch, *rest: rows.append(len(batch)) or forward(self, batch, *rest)
+    )
+    given = ["batch.ramp={from: 2, steps: 5}", "monitor.noise_steps=2", "batch.micro_batch_size=4", "compile=false"]
+    assert main(["check", "small.yaml", "memory.precision=fp32", *given]) == 0
+    assert len(rows) >= 2 and set(rows) == {4}
+    assert " of tensors at most in an update, " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("typed", "says"),
     [

@@ -38,6 +38,25 @@ def test_the_second_update_is_measured(tmp_path: Path) -> None:
     assert lines[1]["memory_held_bytes"] == told["held_bytes"]
 
 
+@pytest.mark.parametrize(
+    ("given", "looked_at"),
+    [
+        (["batch.ramp={from: 4, steps: 3}", "max_steps=5"], 4),  # 4 rows until update 3, then 8
+        (["monitor.noise_steps=2"], 3),  # the second is run in halves
+        (["monitor.noise_steps=2", "batch.micro_batch_size=4"], 2),
+        (["monitor.noise_steps=1"], 2),  # all are in halves
+    ],
+    ids=str,
+)
+def test_an_update_that_is_smaller_than_the_forecast_ones_is_not_looked_at(
+    tmp_path: Path, given: list[str], looked_at: int
+) -> None:
+    quiet = ["memory.precision=fp32", "data.validation=0", "monitor.console=false", "monitor.curve=false"]
+    folder = train(load(str(write_recipe(tmp_path)), [*quiet, *given]))
+    events = [json.loads(line) for line in (folder.root / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "memory"] == [looked_at]
+
+
 def tracked(world: World, recipe: str, overrides: list[str]) -> tuple[int, int]:
     """Forecast and tracked peak of the second update on one rank."""
     import torch
