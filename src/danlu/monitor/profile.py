@@ -31,6 +31,18 @@ class Profile:
     steps: int = setting(3, "updates in a row that are traced; a trace takes some MB an update", at_least=1)
     shapes: bool = setting(False, "tell operators of other shapes apart")
 
+    def missed(self, *, done: int, total: int) -> str:
+        """Why a run that stands after update `done` of `total` will write no trace; empty where it will."""
+        last = self.from_step + self.steps - 1
+        if done >= self.from_step:
+            return f"monitor.profile: nothing is traced: the run is past update {self.from_step} already"
+        if last > total:
+            return (
+                f"monitor.profile: nothing is traced: updates {self.from_step} to {last} are asked for, and the run "
+                f"ends after update {total}"
+            )
+        return ""
+
 
 class Tracer:
     """Traces the updates that ``settings`` name, on every rank; each is made inside ``update``.

@@ -175,6 +175,9 @@ def open_watch(
         packed = attention.choose(materials.device, materials.precision.attention, recipe.data.sequence_length)
         for said in (*materials.fallbacks, *materials.offload.told(), materials.compiled.why):
             logger.info("%s", said)
+        profile = recipe.monitor.profile
+        if profile is not None and (missed := profile.missed(done=run.step, total=materials.total)):
+            logger.warning("%s", missed)
         facts = environment.environment(
             device=materials.device,
             world_size=materials.world.size,

@@ -54,6 +54,21 @@ def test_a_run_that_does_not_reach_them_or_begins_behind_them_traces_nothing(tmp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("done", "asked", "said"),
+    [
+        (0, Profile(from_step=3, steps=2), ""),  # the last two updates of four
+        (2, Profile(from_step=3, steps=2), ""),
+        (0, Profile(from_step=3), "updates 3 to 5 are asked for, and the run ends after update 4"),
+        (0, Profile(from_step=30), "updates 30 to 32 are asked for, and the run ends after update 4"),
+        (3, Profile(from_step=3, steps=1), "the run is past update 3 already"),
+    ],
+)
+def test_a_trace_that_will_not_be_is_told_of(done: int, asked: Profile, said: str) -> None:
+    told = asked.missed(done=done, total=4)
+    assert told == (said and f"monitor.profile: nothing is traced: {said}")
+
+
 def test_a_folder_that_cannot_be_written_is_told_of_and_training_goes_on(tmp_path):
     (tmp_path / "profile").write_text("not a folder")
     [said] = trace(tmp_path / "profile", updates=4, from_step=2, steps=1)
