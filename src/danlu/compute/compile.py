@@ -33,7 +33,7 @@ BACKEND = "inductor"
 
 # Seconds until the first block has run: measured for a Llama of 384 x 6 on two cores; on a GPU a guess.
 COLD, WARM = {"cpu": 30.0, "cuda": 40.0}, {"cpu": 8.0, "cuda": 8.0}
-# Share of an update's time that is saved: on a CPU measured beside a plain compiled loop, on a GPU a guess.
+# Share of an update's time that is saved: an estimate on a CPU, and a guess on a GPU.
 GAIN = {"cpu": 0.12, "cuda": 0.2}
 # Where errors of compiling come from, by name: to import them would cost every start a second.
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
