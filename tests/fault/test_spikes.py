@@ -189,6 +189,25 @@ def test_a_run_told_to_leave_just_then_goes_back_when_it_goes_on(tmp_path: Path)
     assert len(timeless) == 2 and timeless[0] == timeless[1]
 
 
+def test_a_run_that_left_before_it_goes_back_to_where_one_goes_that_did_not(tmp_path: Path) -> None:
+    """What it saves as it leaves neither pushes out what it would go back to, nor is gone back to."""
+    words = ("checkpoint.keep_best=0",)
+    unhurt = recipe(tmp_path / "unhurt")
+    assert runs.finish(unhurt, *words, prepare=BLOWN) == 0, runs.said(unhurt)
+    here = recipe(tmp_path / "told")
+    for updates in (25, 1, 2):  # after 25, 26 and 28 updates, of which those of 24 and 27 are saved besides
+        told = Moment("danlu.train.loop", "step", updates, signal=signal.SIGTERM)
+        assert runs.finish(here, *words, prepare=Both(BLOWN, told)) == 75, runs.said(here)
+    kept = sorted(path.name for path in (runs.folder(here) / "checkpoints").glob("step-*"))
+    assert kept == ["step-000024", "step-000027", "step-000028"]
+    assert runs.finish(here, *words, prepare=BLOWN) == 0, runs.said(here)
+    runs.same(here, unhurt)
+    timeless = [{**event, "time": ""} for at in (here, unhurt) for event in runs.events(at, "rolled_back")]
+    assert len(timeless) == 2 and timeless[0] == timeless[1] and timeless[0]["to"] == 24
+    names = [[path.name for path in sorted((runs.folder(at) / "checkpoints").iterdir())] for at in (here, unhurt)]
+    assert names[0] == names[1]
+
+
 @dataclass(frozen=True)
 class Both:
     """One thing is prepared, then another."""

@@ -89,6 +89,7 @@ class Job:
     facts: Mapping[str, Any]
     metric: float | None
     settings: Checkpoint
+    due: bool
     wait_seconds: float
     stop: Event = field(default_factory=Event)
 
@@ -106,7 +107,7 @@ class Job:
     @property
     def facts_hash(self) -> str:
         """What every rank must agree on."""
-        return digest(json.dumps([self.step, self.metric, self.facts], sort_keys=True).encode())
+        return digest(json.dumps([self.step, self.metric, self.due, self.facts], sort_keys=True).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +213,7 @@ def commit(job: Job, tables: list[tuple[int, str]]) -> None:
         metric=job.metric,
         facts=job.facts,
         tables=tuple(tables),
+        due=job.due,
     )
     write_file(job.disk, job.folder / MANIFEST, [write_manifest(manifest)])
     job.disk.sync_folder(job.folder)

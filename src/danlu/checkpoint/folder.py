@@ -16,11 +16,13 @@ def prune(disk: Disk, root: Path, newest: int, settings: Checkpoint) -> tuple[st
     """What the settings do not keep is gone; never fails a save that stands. Gives the names removed."""
     try:
         disk.remove(root / aside_name(newest))
-        metrics = {step: manifest.metric for step, manifest in whole(root).items()}
+        found = whole(root)
+        metrics = {step: manifest.metric for step, manifest in found.items()}
         if newest not in metrics:
             logger.warning("%s cannot be read back; nothing older is removed", root / step_name(newest))
             return ()
-        steps = doomed(metrics, newest, settings)
+        extra = {step for step, manifest in found.items() if not manifest.due}
+        steps = doomed(metrics, newest, settings, extra=extra)
         # When it would be the only one left, it is read back first, every byte.
         if steps and len(steps) == len(metrics) - 1 and (problems := verify(root / step_name(newest))):
             logger.warning("%s: %s; nothing older is removed", root / step_name(newest), problems[0])

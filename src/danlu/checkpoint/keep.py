@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,22 +34,29 @@ class Checkpoint:
         return None if self.keep_last == -1 else self.keep_last + self.keep_best
 
 
-def doomed(metrics: Mapping[int, float | None], newest: int, settings: Checkpoint) -> list[int]:
+def doomed(
+    metrics: Mapping[int, float | None], newest: int, settings: Checkpoint, *, extra: Collection[int] = ()
+) -> list[int]:
     """The steps that need not stay once ``newest`` is safe, oldest first.
 
     ``metrics`` gives the evaluation loss of each whole checkpoint (None where it was not measured). What lies after
     ``newest`` (a run gone back to an earlier step) is not counted and not touched: it is replaced when its step comes.
     Of equal losses the newer counts as the better.
+
+    ``extra``: steps that were saved only because the run left there. They push out none of the others, so that a run
+    that was interrupted holds what one that was not does; such a one itself stays until a newer one is safe.
     """
     if settings.keep_last == -1:
         return []
     steps = sorted(step for step in metrics if step <= newest)
-    measured = [(metric, -step) for step, metric in metrics.items() if metric is not None and step <= newest]
+    due = [step for step in steps if step not in extra]
+    measured = [(metric, -step) for step in due if (metric := metrics[step]) is not None]
     best = {-negative for _, negative in sorted(measured)[: settings.keep_best]}
-    stay = {newest, *steps[-settings.keep_last :], *best}
+    stay = {newest, *due[-settings.keep_last :], *best}
     return [step for step in steps if step not in stay]
 
 
 def room_needed(size: int, settings: Checkpoint) -> int | None:
-    """Bytes on disk that such checkpoints take at most: those kept and the one being written; None: no bound."""
-    return None if settings.kept is None else size * (settings.kept + 1)
+    """Bytes on disk that such checkpoints take at most: those kept, one that an interrupted run left with, and the one
+    being written; None: no bound."""
+    return None if settings.kept is None else size * (settings.kept + 2)

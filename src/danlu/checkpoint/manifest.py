@@ -59,7 +59,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What the whole checkpoint is: its step, the facts that ranks share, and each rank's table by size and hash."""
+    """What the whole checkpoint is: its step, the facts that ranks share, and each rank's table by size and hash.
+
+    due: it was time for it; else it was saved only because the run left there.
+    """
 
     step: int
     world: int
@@ -67,6 +70,7 @@ class Manifest:
     metric: float | None
     facts: Mapping[str, Any]
     tables: tuple[tuple[int, str], ...]
+    due: bool = True
 
 
 def shard_name(rank: int) -> str:
@@ -173,6 +177,7 @@ def write_manifest(manifest: Manifest) -> bytes:
             "world": manifest.world,
             "attempt": manifest.attempt,
             "metric": manifest.metric,
+            "due": manifest.due,
             "facts": manifest.facts,
             "ranks": ranks,
         },
@@ -193,6 +198,7 @@ def read_manifest(folder: Path) -> Manifest:
             metric=None if metric is None else float(metric),
             facts=dict(body["facts"]),
             tables=tuple((_count(entry["size"]), str(entry["hash"])) for entry in body["ranks"]),
+            due=bool(body.get("due", True)),
         )
         if len(manifest.tables) != manifest.world:
             raise ValueError(f"{len(manifest.tables)} ranks of {manifest.world}")

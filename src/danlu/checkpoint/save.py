@@ -40,6 +40,7 @@ class Snapshot:
              exactly as they were
     streams  this rank's random states; given back only to the same rank of as many
     metric   the evaluation loss at this step, if it was measured: the lowest are kept
+    due      it is time for it; else it is saved only because the run leaves, and goes once a newer one stands
     """
 
     step: int
@@ -47,6 +48,7 @@ class Snapshot:
     facts: Mapping[str, Any]
     streams: Mapping[str, Tensor] = field(default_factory=dict)
     metric: float | None = None
+    due: bool = True
 
     @property
     def size(self) -> int:
@@ -205,6 +207,7 @@ class Saver:
             facts=facts,
             metric=snapshot.metric,
             settings=self.settings,
+            due=snapshot.due,
             wait_seconds=self._wait_seconds,
             stop=self._stop,
         )

@@ -253,8 +253,8 @@ class Watch:
         self.remember(facts)
         likely = Likely(str(facts["likely"]))
         log.logger.warning(
-            f"Went back from step {facts['from']} to step {step}, and on with other data: {facts['cause']} "
-            f"{remedy(likely)}"
+            f"Went back from step {facts['from']} to step {step} (its checkpoint is {facts['checkpoint']}), "
+            f"and on with other data: {facts['cause']} {remedy(likely)}"
         )
         self.speed.step = step
         self._send(Back(step))

@@ -38,7 +38,7 @@ from danlu.train.begin import asked, locked, move_aside, open_folder, open_watch
 from danlu.train.finish import finish, rehearse
 from danlu.train.measure import measure
 from danlu.train.peak import Peak
-from danlu.train.retreat import go_back, last_good
+from danlu.train.retreat import go_back, last_good, standing
 from danlu.train.run import Run
 from danlu.train.signals import Told, listening
 from danlu.train.state import restore, snapshot
@@ -159,9 +159,8 @@ class Loop:
             gc.freeze()  # what assembling left behind need not be looked through again by every collection
             worlds.hurry()
             self.told.wait_for_step()
-            if self.watch.health.trouble is not None:
-                self._retreat()
-            if self.owing:
+            borne = self.watch.health.trouble is not None and not self._retreat()
+            if self.owing or borne:  # what was due when it left
                 self._after_update(self._agreed(Signal.GO))
             while self.run.step < self.materials.total and not self.stopped_early:
                 self._after_update(self._update())
@@ -240,10 +239,12 @@ class Loop:
 
     def _after_update(self, signal: Signal) -> None:
         """What is due after an update: evaluate, save, leave. Who leaves owes the evaluation, and makes it first when
-        the run goes on: it decides which checkpoint is best and when to stop early."""
+        the run goes on: it decides which checkpoint is best and when to stop early. What it saves only because it
+        leaves, or in a trouble that it has not yet met, is not due: a run that is not told to leave has it not."""
         if signal is Signal.ROLLBACK:
-            self._retreat()
-            return
+            if self._retreat():
+                return
+            signal = Signal.GO
         settings, now = self.recipe, self.run.step
         last = now >= self.materials.total
         save = last or now % settings.checkpoint.save_steps == 0
@@ -253,13 +254,15 @@ class Loop:
         self.owing = measure and signal >= Signal.STOP
         loss = self._evaluate() if measure and not self.owing else None
         if save or signal is not Signal.GO or self.stopped_early:
-            self._save(loss, wait=signal >= Signal.STOP)
+            due = (save or self.stopped_early) and self.watch.health.trouble is None
+            self._save(loss, wait=signal >= Signal.STOP, due=due)
         if signal >= Signal.STOP:
             self._leave(signal)
 
-    def _retreat(self) -> None:
-        """Back to the last good checkpoint, the data since then passed over. Killed anywhere in here, the run comes to
-        the same state when it goes on: what was decided follows from what is saved."""
+    def _retreat(self) -> bool:
+        """Back to a checkpoint from before the trouble, the data since then passed over; or, False, the trouble is
+        borne. Killed anywhere in here, the run comes to the same state when it goes on: what was decided follows from
+        what is saved."""
         run, health, folder = self.run, self.watch.health, self.folder
         trouble = health.trouble
         assert trouble is not None and self.recipe.monitor.spikes is not None
@@ -271,7 +274,7 @@ class Loop:
         by_data = bool(self.rollbacks) and self.rollbacks[-1]["likely"] == Likely.DATA
         if (found is None and trouble.kind == "spikes") or (many and by_data):
             self.watch.bear(trouble, Likely.DATA if by_data else None)
-            return
+            return False
         if found is None or many:
             self._no_way_back(trouble, found)
         number = len(self.rollbacks) + 1
@@ -286,6 +289,7 @@ class Loop:
             self.watch.went_back(found.step, record)
         if self.owing:
             self._after_update(self._agreed(Signal.GO))
+        return True
 
     def _no_way_back(self, trouble: Trouble, found: Found | None) -> NoReturn:
         """Raises why the run ends in its trouble; of what it has come to nothing is saved."""
@@ -296,7 +300,7 @@ class Loop:
             why = "No checkpoint from before it is kept."
         else:
             most = f"{len(self.rollbacks)} times before, and may not again (monitor.spikes.max_rollbacks)"
-            why = f"The run went back {most}; the checkpoint of step {found.step} is from before it."
+            why = f"The run went back {most}; the checkpoint of step {found.step} is {standing(found, trouble)}."
         raise Unhealthy(f"Stopped at step {trouble.step}: {trouble.cause} {remedy(likely)} {why}")
 
     def _take_up(self, facts: Mapping[str, Any]) -> None:
@@ -353,7 +357,7 @@ class Loop:
             logger.info("stopped early: the evaluation loss has not fallen since step %d", self.stopping.best_step)
         return loss
 
-    def _save(self, loss: float | None, *, wait: bool) -> None:
+    def _save(self, loss: float | None, *, wait: bool, due: bool = True) -> None:
         """The run is saved, or will be in the background; what became of saves that are done is told."""
         facts = {
             "data_id": self.materials.data_id,
@@ -369,7 +373,7 @@ class Loop:
         }
         metric = loss if loss is not None and torch.tensor(loss).isfinite() else None
         with self.watch.pause("save"):
-            done = self.saver.save(snapshot(self.run, facts=facts, metric=metric))
+            done = self.saver.save(snapshot(self.run, facts=facts, metric=metric, due=due))
             if wait:
                 done += self.saver.finish()
         self._settle(done)

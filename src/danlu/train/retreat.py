@@ -27,8 +27,10 @@ def last_good(folder: Path, trouble: Trouble, rollbacks: Sequence[Mapping[str, A
 
     A slow divergence may have begun before every checkpoint that is kept: then the oldest of them will do, unless the
     loss was never lower than at the start. A run in trouble again soon after it went back goes back further, if it can.
+    What was saved only because the run left is passed by: it goes back as one that was never interrupted.
     """
-    kept = sorted(step for step in whole(folder) if step < trouble.step) if folder.is_dir() else []
+    held = whole(folder) if folder.is_dir() else {}
+    kept = sorted(step for step, manifest in held.items() if step < trouble.step and manifest.due)
     good = [step for step in reversed(kept) if step <= trouble.before]
     if rollbacks and trouble.step - (last := rollbacks[-1])["to"] <= max(SOON, 2 * (last["from"] - last["to"])):
         good = [step for step in good if step < last["to"]] or good
@@ -46,13 +48,21 @@ def last_good(folder: Path, trouble: Trouble, rollbacks: Sequence[Mapping[str, A
     return None
 
 
+def standing(found: Found, trouble: Trouble) -> str:
+    """What the checkpoint is to the trouble, in words: from before it, or perhaps not."""
+    if found.step <= trouble.before:
+        return "from before it"
+    return f"the oldest that is kept, itself perhaps hurt: the loss was lowest at step {trouble.before}"
+
+
 def go_back(
     run: Run, found: Found, trouble: Trouble, *, micros: int, at: Mapping[str, int], number: int
 ) -> dict[str, Any]:
     """The run is where the checkpoint was made, but for its data: samples read since then are passed over.
 
     at: the data's position before the update that showed the trouble. Gives the record of it, the same on every rank:
-    from, to, cause, what is likely behind it, the samples passed over (their places in the run's order).
+    from, to, what the checkpoint there is, cause, what is likely behind it, the samples passed over (their places in
+    the run's order).
     """
     now, here = run.step, run.source.state()
     restore(run, found)
@@ -64,6 +74,7 @@ def go_back(
         "number": number,
         "from": now,
         "to": found.step,
+        "checkpoint": standing(found, trouble),
         "cause": trouble.cause,
         "likely": str(likely),
         "positions": [begun["samples"], here["samples"]],

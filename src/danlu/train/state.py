@@ -20,7 +20,7 @@ WEIGHTS, MOMENTS = "weights/", "optimizer/"  # before a weight's name; before a 
 RANDOM = "torch"  # nothing of ours draws from torch's own stream; it is kept for parts that outsiders bring
 
 
-def snapshot(run: Run, *, facts: Mapping[str, Any], metric: float | None) -> Snapshot:
+def snapshot(run: Run, *, facts: Mapping[str, Any], metric: float | None, due: bool = True) -> Snapshot:
     """All that the run needs to go on from here; what many ranks hold is given by the first of them."""
     slices = {key: part for key, part in _slices(run).items() if part.first and part.local.numel()}
     counters = {"step": run.step, "tokens": run.tokens, "skipped": run.skipped, "source": run.source.state()}
@@ -35,6 +35,7 @@ def snapshot(run: Run, *, facts: Mapping[str, Any], metric: float | None) -> Sna
         facts={**facts, "run": counters},
         streams={RANDOM: torch.get_rng_state()},
         metric=metric,
+        due=due,
     )
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from danlu.checkpoint.disk import Disk
 from danlu.checkpoint.folder import prune, remove_checkpoint, tidy, whole
 from danlu.checkpoint.keep import Checkpoint
-from tests.unit.checkpoint.made import save
+from danlu.checkpoint.save import Saver
+from tests.unit.checkpoint.made import save, snapshot
 
 ALL = Checkpoint(keep_last=-1, asynchronous=False)
 ONE = Checkpoint(keep_last=1, keep_best=0)
@@ -37,6 +39,19 @@ def test_what_is_not_whole_is_neither_counted_nor_removed(tmp_path: Path) -> Non
     two = Checkpoint(keep_last=2, keep_best=0)
     assert prune(Disk(), tmp_path, 3, two) == ()
     assert names(tmp_path) == ["step-000001", "step-000002", "step-000003"]
+
+
+def test_one_that_a_run_left_with_pushes_out_none_and_goes_with_the_next(tmp_path: Path) -> None:
+    two = Checkpoint(keep_last=2, keep_best=0, asynchronous=False)
+    for step, due, left in [
+        (1, True, [1]),
+        (2, True, [1, 2]),
+        (3, False, [1, 2, 3]),
+        (4, False, [1, 2, 4]),
+        (5, True, [2, 5]),
+    ]:
+        Saver(tmp_path, two).save(replace(snapshot(step), due=due))
+        assert {s: manifest.due for s, manifest in whole(tmp_path).items()} == {s: s not in (3, 4) for s in left}
 
 
 def test_a_removal_that_was_cut_off_does_not_stand_in_the_way(tmp_path: Path) -> None:

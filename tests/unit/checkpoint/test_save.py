@@ -257,7 +257,7 @@ def test_room_is_told_and_too_little_is_refused(tmp_path: Path) -> None:
 
     saver = Saver(tmp_path, Checkpoint(keep_last=2, keep_best=1), disk=Small())
     line = saver.room(500_000_000)
-    assert line == f"checkpoints: 500.0 MB each, at most 2.00 GB at once; 3.00 GB free in {tmp_path}"
+    assert line == f"checkpoints: 500.0 MB each, at most 2.50 GB at once; 3.00 GB free in {tmp_path}"
     assert "NOT ENOUGH" in saver.room(1_000_000_000)
     with pytest.raises(InputError, match=r"takes 4.00 GB and only 3.00 GB are free"):
         saver.room(4_000_000_000)

@@ -368,7 +368,15 @@ def test_where_a_run_ends_early_its_last_step_is_shown(tmp_path):
     assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/300", "5/300"]
 
 
-BACK = {"number": 1, "from": 37, "to": 25, "cause": "It diverges.", "likely": "rate too high", "samples": ["a:0:1"]}
+BACK = {
+    "checkpoint": "from before it",
+    "number": 1,
+    "from": 37,
+    "to": 25,
+    "cause": "It diverges.",
+    "likely": "rate too high",
+    "samples": ["a:0:1"],
+}
 
 
 def test_a_run_that_went_back_has_each_step_once_and_nothing_is_lost(tmp_path, said):
