@@ -56,21 +56,29 @@ class Tracer:
         self._settings, self._folder, self._rank, self._device = settings, folder, rank, device
         self._tell = tell
         self._running: profile | None = None
-        self._waited = 0.0
+        self._waited = 0.0  # of what is traced, as are
+        self._first = self._last = 0
 
     @contextmanager
     def update(self, step: int, waited: Callable[[], float]) -> Iterator[None]:
-        """Inside, this update is made; ``waited``: seconds that it waited for data, asked afterwards."""
-        first, last = self._settings.from_step, self._settings.from_step + self._settings.steps - 1
-        if step == first:
+        """Inside, this update is made; ``waited``: seconds that it waited for data, asked afterwards.
+
+        A run that went back while it was traced is traced anew from there: all that is traced was made in a row.
+        """
+        again = self._running is not None and step != self._last + 1
+        if again:
+            self.close()
+        if again or (self._running is None and step == self._settings.from_step):
+            self._first, self._waited = step, 0.0
             kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self._device.type == "cuda")
             self._running = profile(activities=kinds, record_shapes=self._settings.shapes, acc_events=True)
             self._running.start()
         yield
+        self._last = step
         if self._running is not None:
             self._waited += waited()
-            if step >= last:
-                self._tell(self._write(step - first + 1))
+            if step - self._first + 1 >= self._settings.steps:
+                self._tell(self._write(step - self._first + 1))
 
     def close(self) -> None:
         """Nothing is traced any more; a trace that was not finished is dropped."""
@@ -91,7 +99,7 @@ class Tracer:
             write_whole(page, text.encode())
         except OSError as fault:
             return f"The profile could not be written ({fault.strerror}). Training goes on."
-        return f"Updates {self._settings.from_step} to {self._settings.from_step + updates - 1} are traced: {page}"
+        return f"Updates {self._first} to {self._first + updates - 1} are traced: {page}"
 
 
 def summary(events: list[FunctionEvent], *, updates: int, waited: float) -> Iterator[str]:

@@ -48,6 +48,25 @@ def test_exactly_the_updates_asked_for_are_in_the_trace(tmp_path):
     assert "sent between ranks: nothing" in page
 
 
+@pytest.mark.parametrize(
+    ("order", "traced"), [((3, 4, 5, 2, 3, 4, 5, 6), (2, 3, 4)), ((4, 5, 3, 4, 5, 6, 7), (3, 4, 5))]
+)
+def test_a_run_that_goes_back_while_it_is_traced_is_traced_anew(tmp_path, order, traced):
+    said: list[str] = []
+    tracer = Tracer(Profile(from_step=4, steps=3), tmp_path, 0, CPU, said.append)
+    weight = torch.ones(8, 8)
+    for step in order:
+        with tracer.update(step, lambda: 0.25):
+            for _ in range(step):
+                torch.mm(weight, weight)
+    tracer.close()
+    assert said == [f"Updates {traced[0]} to {traced[-1]} are traced: {tmp_path / 'rank-0.txt'}"]
+    page = (tmp_path / "rank-0.txt").read_text()
+    assert page.startswith("3 updates in ") and "waiting for data: 0.750 s" in page
+    row = next(line.split() for line in page.splitlines() if line.startswith("aten::mm "))
+    assert row[1] == str(sum(traced))
+
+
 @pytest.mark.parametrize(("start", "updates"), [(4, 5), (0, 3)])
 def test_a_run_that_does_not_reach_them_or_begins_behind_them_traces_nothing(tmp_path, start, updates):
     assert not any(trace(tmp_path, start=start, updates=updates, from_step=3, steps=2))
