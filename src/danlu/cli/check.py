@@ -186,9 +186,13 @@ def model(materials: Materials) -> Iterator[str]:
 def precision(materials: Materials) -> Iterator[str]:
     """What each role is stored in and computed in, and why; and what this device makes of it."""
     from danlu.memory.precision import table
+    from danlu.optim.told import moments
 
-    for line in table(materials.precision):
-        yield f"{line.role:<11} stored {line.stored:<5} computed {line.computed:<8}  {line.why}"
+    kept = moments(materials.recipe.optimizer, groups(materials), dtype=materials.precision.weights)
+    lines = list(table(materials.precision, moments=kept))
+    wide = max(5, *(len(line.stored) for line in lines))
+    for line in lines:
+        yield f"{line.role:<11} stored {line.stored:<{wide}} computed {line.computed:<8}  {line.why}"
     yield from materials.fallbacks
 
 

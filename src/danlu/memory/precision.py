@@ -8,7 +8,7 @@ updates are rounded stochastically, is a choice of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
@@ -193,8 +193,9 @@ def remarks(
     return tuple(said)
 
 
-def table(precision: Precision) -> Iterator[Line]:
-    """What each role is stored in and computed in, and why."""
+def table(precision: Precision, *, moments: tuple[Sequence[torch.dtype], str] | None = None) -> Iterator[Line]:
+    """What each role is stored in and computed in, and why. moments: the optimiser's dtypes, and what they are; None:
+    as weights are stored."""
     stored = WORDS[precision.weights]
     computed = {role: WORDS[dtype] for role, dtype in precision.roles.items()}
     most = "most of the work, and the least hurt by rounding" if precision.low else "one arithmetic throughout"
@@ -216,7 +217,9 @@ def table(precision: Precision) -> Iterator[Line]:
         own = role in ("norm", "attention", "mlp", "head")
         yield Line(role, stored if own else "-", computed[role], why[role])
     yield Line("gradients", stored, "-", "summed over micro-batches and ranks")
-    yield Line("moments", stored, "fp32" if precision.pure else stored, "two numbers a weight with AdamW")
+    dtypes, what = moments or ((precision.weights,), "what the optimizer keeps of each weight")
+    held = ", ".join(WORDS.get(dtype, str(dtype).removeprefix("torch.")) for dtype in dtypes) or "-"
+    yield Line("moments", held, ("fp32" if precision.pure else stored) if dtypes else "-", what)
     rounded = "rounded stochastically: to the nearest, small updates would be lost" if precision.pure else "kept whole"
     yield Line("update", stored, "fp32" if precision.pure else stored, rounded)
     if precision.scaled:

@@ -10,6 +10,24 @@ from danlu.optim.common import Common
 from danlu.optim.groups import Group
 
 
+def moments(settings: Common, groups: Sequence[Group], *, dtype: torch.dtype) -> tuple[tuple[torch.dtype, ...], str]:
+    """The dtypes of what the optimiser keeps of these weights, each once, and a word on what that is; counts and the
+    average of the weights left out. dtype: that weights are stored in."""
+    kept = [
+        (kind, state)
+        for group in groups
+        for weight in group.parameters.values()
+        for kind, state in settings.states(weight.shape, dtype=dtype, role=group.role).items()
+        if state.shape
+    ]
+    if not kept:
+        return (), f"{settings.kind} keeps none with these settings"
+    each = sum(state.bytes for _, state in kept) / sum(group.count for group in groups)
+    kinds = ", ".join(dict.fromkeys(kind for kind, _ in kept))
+    dtypes = tuple(dict.fromkeys(state.dtype for _, state in kept))
+    return dtypes, f"{each:.2g} bytes a number with {settings.kind}: {kinds}"
+
+
 def lines(settings: Common, groups: Sequence[Group], *, total: int, dtype: torch.dtype) -> Iterator[str]:
     """The optimiser and its schedule, then a line a group. dtype: that weights are stored in."""
     schedule, last = settings.schedule, settings.schedule.share(total, total)

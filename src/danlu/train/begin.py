@@ -21,6 +21,7 @@ from danlu.memory.precision import table
 from danlu.models import attention, count
 from danlu.monitor import environment, jsonl
 from danlu.monitor.watch import Guard, Plan, Watch, watch
+from danlu.optim.told import moments
 from danlu.recipe.recipe import DURATIONS, Recipe, resumes
 from danlu.recipe.yaml import load
 from danlu.train import peak
@@ -187,7 +188,12 @@ def open_watch(
             data_id=materials.data_id,
             variables=worlds.variables(),
             extra={
-                "roles": {line.role: {"stored": line.stored, "computed": line.computed} for line in table(precision)},
+                "roles": {
+                    line.role: {"stored": line.stored, "computed": line.computed}
+                    for line in table(
+                        precision, moments=moments(recipe.optimizer, run.optim.groups, dtype=precision.weights)
+                    )
+                },
                 "compile": {"chosen": materials.compiled.compile, "why": materials.compiled.why},
                 "deterministic": torch.are_deterministic_algorithms_enabled(),
                 "memory": peak.facts(materials),

@@ -122,6 +122,11 @@ def test_table() -> None:
     assert lines["attention"].stored == "fp32" and lines["softmax"].stored == "-"
     pure = {line.role: line for line in table(choose("bf16_pure", CPU))}
     assert {pure[role].stored for role in ("embedding", "attention", "gradients", "moments")} == {"bf16"}
+    kept = ((torch.float32, torch.bfloat16, torch.uint8), "rows and columns")
+    told = {line.role: line for line in table(choose("bf16_pure", CPU), moments=kept)}["moments"]
+    assert told == ("moments", "fp32, bf16, uint8", "fp32", "rows and columns")
+    none = {line.role: line for line in table(choose("bf16", CPU), moments=((), "none"))}["moments"]
+    assert (none.stored, none.computed) == ("-", "-")
     assert "stochastically" in pure["update"].why and pure["norm"].computed == "fp32"
     assert [line.role for line in table(choose("fp16", CPU))][-1] == "loss scale"
 
