@@ -22,6 +22,8 @@ from danlu.monitor import jsonl
 from danlu.recipe.recipe import Difference, Recipe, branches
 from danlu.recipe.yaml import load, save
 
+SIZES = ("batch.global_batch_size", "batch.global_batch_tokens", "batch.ramp")
+
 
 def branch(root: Path, *, to: int, overrides: list[str], announce: Callable[[str], None]) -> Path:
     """The recipe of a new run that stands at a step of another one; gives its file.
@@ -78,19 +80,52 @@ def _named(step: int, manifest: Manifest) -> str:
 
 def _changed(folder: RunFolder, old: Recipe, overrides: list[str], to: int) -> tuple[Recipe, list[Difference]]:
     """The new run's recipe, and what it changes of the old one's but for its name."""
-    new = load(str(folder.recipe), overrides)
-    named = new.name != old.name
-    if not any(word.partition("=")[0] == "folder" for word in overrides):
+    given = {word.partition("=")[0] for word in overrides}
+    try:
+        new = _loaded(folder, overrides, given)
+    except InputError as mistakes:
+        alone = _refused_alone(folder, old, overrides)
+        raise InputError("\n".join([str(mistakes), *([_sentence(alone, to)] if alone else [])])) from None
+    if "folder" not in given:
         new = replace(new, folder=str(folder.root.absolute().parent))  # the old one may have been moved
-    if not named:
+    if "name" not in given:
         new = replace(new, name=_free(Path(new.folder), f"{folder.root.name}-from-{to}"))
     allowed, refused = branches(old, new)
     if refused:
-        listed = "\n".join(f"  {path} {why}" for path, why in refused)
-        raise InputError(f"a run gone back to step {to} cannot change this:\n{listed}")
+        raise InputError(_sentence(refused, to))
     if new.max_steps is not None and new.max_steps < to:
         raise InputError(f"max_steps is {new.max_steps}, but the run stands at step {to} already")
     return new, [each for each in allowed if each[0] not in ("name", "folder")]
+
+
+def _loaded(folder: RunFolder, overrides: list[str], given: set[str]) -> Recipe:
+    """The old run's recipe with the changes. A micro-batch that fitted the old batch and not the new one is chosen
+    anew, for it may be that nobody ever asked for it."""
+    try:
+        return load(str(folder.recipe), overrides)
+    except InputError:
+        if given.isdisjoint(SIZES) or "batch.micro_batch_size" in given:
+            raise
+    return load(str(folder.recipe), [*overrides, "batch.micro_batch_size=auto"])
+
+
+def _refused_alone(folder: RunFolder, old: Recipe, overrides: list[str]) -> list[tuple[str, str]]:
+    """Which of the changes, each by itself, a run gone back cannot make: told with the mistakes, all at once."""
+    refused: dict[str, str] = {}
+    for word in overrides:
+        path, _, value = word.partition("=")
+        # Another kind has other fields than those in the file: then it is the kind alone.
+        section, _, field = path.rpartition(".")
+        for typed in (word, f"{section}={{kind: {value}}}") if section and field == "kind" else (word,):
+            with contextlib.suppress(InputError):
+                refused.update(branches(old, load(str(folder.recipe), [typed]))[1])
+                break
+    return list(refused.items())
+
+
+def _sentence(refused: list[tuple[str, str]], to: int) -> str:
+    listed = "\n".join(f"  {path} {why}" for path, why in refused)
+    return f"a run gone back to step {to} cannot change this:\n{listed}"
 
 
 def _free(parent: Path, name: str) -> str:

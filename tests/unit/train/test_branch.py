@@ -100,6 +100,25 @@ def test_what_may_change_does(old: RunFolder, words: tuple[str, ...]) -> None:
     assert load(str(new.recipe)) == load(str(new.recipe), words)
 
 
+def test_all_that_cannot_be_is_told_at_once(old: RunFolder) -> None:
+    words = ("optimizer.kind=sgd", "model.hidden_size=64", "seed=2", "batch.globl_batch_size=4")
+    with pytest.raises(InputError) as refusal:
+        made(old, *words)
+    for told in ("batch.globl_batch_size", "optimizer.kind is adamw", "model.hidden_size is 32", "seed is "):
+        assert told in str(refusal.value)
+
+
+def test_a_micro_batch_that_does_not_fit_the_new_batch_is_chosen_anew_unless_it_is_asked_for(old: RunFolder) -> None:
+    assert load(str(old.recipe)).batch.micro_batch_size == 8
+    new, said = made(old, "name=small", "batch.global_batch_size=4")
+    assert load(str(new.recipe)).batch.micro_batch_size == "auto"
+    assert "batch.micro_batch_size: was 8, is auto from here on" in said
+    larger, _ = made(old, "name=large", "batch.global_batch_size=16")
+    assert load(str(larger.recipe)).batch.micro_batch_size == 8
+    with pytest.raises(InputError, match="micro_batch_size"):
+        made(old, "name=none", "batch.global_batch_size=4", "batch.micro_batch_size=8")
+
+
 def test_a_damaged_checkpoint_is_refused(old: RunFolder) -> None:
     shard = next((old.checkpoints / "step-000006").glob("*.safetensors"))
     content = shard.read_bytes()
@@ -120,6 +139,8 @@ def test_a_name_that_is_taken_is_refused(old: RunFolder) -> None:
     made(old, "name=taken")
     with pytest.raises(InputError, match="is there already; give the new run another name"):
         made(old, "name=taken")
+    with pytest.raises(InputError, match="fault is there already; give the new run another name"):
+        made(old, f"name={old.root.name}")
 
 
 def test_without_changes_it_becomes_what_the_old_run_became_to_the_bit(old: RunFolder) -> None:
