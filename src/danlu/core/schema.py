@@ -137,16 +137,15 @@ class Conversion:
 
     def _items(self, node: Node, hint: Any, facts: Facts, path: str) -> Any:
         arguments = get_args(hint) or (Any,)
+        fixed = get_origin(hint) is tuple and arguments[-1] is not Ellipsis
         if not isinstance(node, Items):
-            write = f"; write [{node.text}]" if isinstance(node, Scalar) and not node.null else ""
+            rest = ", …" * fixed  # the others are not known
+            write = f"; write [{node.text}{rest}]" if isinstance(node, Scalar) and not node.null else ""
             return self.wrong(node.mark, path, f"must be {expected((hint,), facts)}, not {_given(node)}{write}")
-        each = list(arguments)
-        if get_origin(hint) is tuple and not (len(each) == 2 and each[1] is Ellipsis):
-            if len(each) != len(node.items):
-                wanted = expected((hint,), facts)
-                return self.wrong(node.mark, path, f"must be {wanted}, not a list of {len(node.items)}")
-        else:
-            each = [each[0]] * len(node.items)
+        if fixed and len(arguments) != len(node.items):
+            wanted = expected((hint,), facts)
+            return self.wrong(node.mark, path, f"must be {wanted}, not a list of {len(node.items)}")
+        each = arguments if fixed else [arguments[0]] * len(node.items)
         values = [
             self.convert(child, one, facts, f"{path}.{i}") for i, (child, one) in enumerate(zip(node.items, each))
         ]

@@ -95,6 +95,10 @@ def test_whole_numbers_for_a_number_become_one() -> None:
         ("fence: high", "fence: must be a number at least 0 or a list (of a text), not high"),
         ("plant: {petals: 4}", "plant.petals: must be a whole number at least 5 or auto, not 4"),
         (
+            "plant: {colours: 0.5}",
+            "plant.colours: must be a list of 2 (a number at least 0 and below 1 each), not 0.5; write [0.5, …]",
+        ),
+        (
             "plant: {colours: [0.5]}",
             "plant.colours: must be a list of 2 (a number at least 0 and below 1 each), not a list of 1",
         ),
