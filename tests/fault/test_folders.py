@@ -50,7 +50,9 @@ def last(recipe: Path) -> str:
 def test_a_finished_run_says_so_and_reads_nothing(copy: Path) -> None:
     before = contents(copy)
     (copy.parent / "lines.txt").unlink()
+    copy.write_text(copy.read_text() + "compile: graphs\n")  # changes nothing of it, and does not say that it does
     assert runs.finish(copy) == 0, runs.said(copy)
+    assert "from here on" not in runs.said(copy)
     assert "this run is finished (9 updates); --restart begins it anew" in runs.said(copy)
     assert contents(copy) == before
 

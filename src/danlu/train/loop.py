@@ -79,7 +79,8 @@ def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, re
     if restart:
         worlds.once(world, lambda: move_aside(folder, logger.info))
     with locked(folder, world):
-        opened = worlds.once(world, lambda: open_folder(recipe, folder, ranks=world.size, announce=logger.info))
+        changes: list[str] = []  # said where there is something yet to be done
+        opened = worlds.once(world, lambda: open_folder(recipe, folder, ranks=world.size, announce=changes.append))
         worlds.first_only(world, lambda: settle(folder.model))
         found = worlds.once(world, lambda: newest(folder.checkpoints))
         ended = over(opened, found)
@@ -88,6 +89,8 @@ def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, re
                 "%s: this run is finished (%d updates); --restart begins it anew", shown(folder.root), found.step
             )
             return folder
+        for change in changes:
+            logger.info("%s", change)
         materials = gather(opened.recipe, world=world, device=device, announce=logger.info)
         same_data(materials, folder, found)
         materials = proven(materials, announce=logger.info)
