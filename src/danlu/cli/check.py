@@ -288,7 +288,8 @@ def disk(recipe: Recipe, materials: Materials) -> Iterator[str]:
     settings, optimizer, stored = recipe.checkpoint, recipe.optimizer, materials.precision.weights
     named = [(group.role, weight) for group in groups(materials) for weight in group.parameters.values()]
     weights = sum(weight.numel() * stored.itemsize for _, weight in named)
-    each = weights + sum(optimizer.state_bytes(weight.shape, dtype=stored, role=role) for role, weight in named)
+    states = (optimizer.kept(weight.shape, dtype=stored, role=role) for role, weight in named)
+    each = weights + sum(one.bytes for kinds in states for one in kinds.values())
     made = -(-materials.total // settings.save_steps)
     kept = made if settings.kept is None else min(made, settings.kept)
     most = (kept + (0 if settings.kept is None else 1)) * each + weights  # the oldest goes once the newest is whole

@@ -146,7 +146,7 @@ def open_watch(
     run: Run, materials: Materials, folder: RunFolder, found: Found | None, *, room: Callable[[int], str]
 ) -> Watch | Guard:
     """What watches the run, told of its length and cost; the record of this start is written."""
-    recipe, shape, precision = materials.recipe, materials.family.shape(), materials.precision
+    recipe, shape = materials.recipe, materials.family.shape()
     held = materials.held is not None
     made = watch(
         recipe.monitor,
@@ -172,34 +172,7 @@ def open_watch(
         device=materials.device,
     )
     if materials.world.first:
-        logger.info("%s", room(sum(weight.nbytes for weight in run.weights.values()) + run.optim.bytes))
-        packed = attention.choose(materials.device, materials.precision.attention, recipe.data.sequence_length)
-        for said in (*materials.fallbacks, *materials.offload.told(), materials.compiled.why):
-            logger.info("%s", said)
-        profile = recipe.monitor.profile
-        if profile is not None and (missed := profile.missed(done=run.step, total=materials.total)):
-            logger.warning("%s", missed)
-        facts = environment.environment(
-            device=materials.device,
-            world_size=materials.world.size,
-            precision=precision.name,
-            attention=f"causal: scaled_dot_product_attention; packed rows: {packed}",
-            fallbacks=materials.fallbacks,
-            data_id=materials.data_id,
-            variables=worlds.variables(),
-            extra={
-                "roles": {
-                    line.role: {"stored": line.stored, "computed": line.computed}
-                    for line in table(
-                        precision, moments=moments(recipe.optimizer, run.optim.groups, dtype=precision.weights)
-                    )
-                },
-                "compile": {"chosen": materials.compiled.compile, "why": materials.compiled.why},
-                "deterministic": torch.are_deterministic_algorithms_enabled(),
-                "memory": peak.facts(materials),
-            },
-        )
-        write_whole(folder.environment, environment.content(facts))
+        _tell(run, materials, folder, room)
     if found is None:
         made.event("started", total_steps=materials.total, world=materials.world.size)
         for file, records, listed in materials.left_out:
@@ -209,6 +182,39 @@ def open_watch(
         made.event("resumed", checkpoint=found.path.name, skipped=list(found.skipped), world=materials.world.size)
         logger.info("%s: going on after update %d of %d", shown(folder.root), run.step, materials.total)
     return made
+
+
+def _tell(run: Run, materials: Materials, folder: RunFolder, room: Callable[[int], str]) -> None:
+    """What was chosen is said once, and stands in environment.json."""
+    recipe, precision = materials.recipe, materials.precision
+    logger.info("%s", room(sum(weight.nbytes for weight in run.weights.values()) + run.optim.bytes))
+    packed = attention.choose(materials.device, materials.precision.attention, recipe.data.sequence_length)
+    for said in (*materials.fallbacks, *materials.offload.told(), materials.compiled.why):
+        logger.info("%s", said)
+    profile = recipe.monitor.profile
+    if profile is not None and (missed := profile.missed(done=run.step, total=materials.total)):
+        logger.warning("%s", missed)
+    facts = environment.environment(
+        device=materials.device,
+        world_size=materials.world.size,
+        precision=precision.name,
+        attention=f"causal: scaled_dot_product_attention; packed rows: {packed}",
+        fallbacks=materials.fallbacks,
+        data_id=materials.data_id,
+        variables=worlds.variables(),
+        extra={
+            "roles": {
+                line.role: {"stored": line.stored, "computed": line.computed}
+                for line in table(
+                    precision, moments=moments(recipe.optimizer, run.optim.groups, dtype=precision.weights)
+                )
+            },
+            "compile": {"chosen": materials.compiled.compile, "why": materials.compiled.why},
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "memory": peak.facts(materials),
+        },
+    )
+    write_whole(folder.environment, environment.content(facts))
 
 
 def _trained(run: Run) -> float:

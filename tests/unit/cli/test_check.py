@@ -50,6 +50,14 @@ def test_it_counts_what_the_run_will_do(folder: Path, capsys: pytest.CaptureFixt
     assert not (folder / "runs" / "small").exists()
 
 
+def test_checkpoints_hold_the_average_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "small.yaml", "--quick", "optimizer.average={decay: 0.9}", "memory.precision=fp32"]) == 0
+    out = capsys.readouterr().out
+    [parameters] = re.findall(r"llama: ([\d,]+) parameters", out)
+    [each] = re.findall(r"8 checkpoints of ([\d.]+) kB, all kept", out)
+    assert float(each) * 1000 == pytest.approx(4 * 4 * int(parameters.replace(",", "")), rel=1e-3)  # counts beside
+
+
 def test_too_little_disk_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "small.yaml", "--quick", "num_train_epochs=1e9"]) == 0
     assert "WARNING: not enough room; set checkpoint.keep_last lower" in capsys.readouterr().out
