@@ -98,7 +98,7 @@ class InASave:
         from danlu.train import loop
 
         save = loop.Loop._save
-        loop.Loop._save = lambda each, loss, *, wait: save(each, loss, wait=True)  # type: ignore
+        loop.Loop._save = lambda each, loss, *, wait, due: save(each, loss, wait=True, due=due)  # type: ignore
         Moment("danlu.checkpoint.commit", "write_part" if self.rank else "commit", 2, rank=self.rank)()
 
 
