@@ -132,6 +132,7 @@ def local(weight: torch.Tensor) -> torch.Tensor:
     return (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
 
 
+@pytest.mark.long
 def test_measured_between_updates_under_any_layout(recipe: str, ranks: Ranks) -> None:
     """What is gathered for measuring is gone before the weights are theirs again, or later losses would tell."""
     losses, still = both(World(), recipe, [])

@@ -90,7 +90,7 @@ def of_every_kind(world: World, recipe: str, folder: str) -> dict[str, tuple[Cur
         }
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_states_in_a_file(recipe: str, ranks: Ranks, tmp_path: Path, size: int) -> None:
     for rank in ranks.run(of_every_kind, recipe, str(tmp_path), size=size):
         for kind, (beside, away) in rank.items():
@@ -109,7 +109,7 @@ def of_every_part(world: World, recipe: str) -> dict[str, tuple[Gradients, Gradi
     return found
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_each_part_elsewhere(recipe: str, ranks: Ranks, size: int) -> None:
     for rank in ranks.run(of_every_part, recipe, size=size):
         for name, (here, there, before, after, moved) in rank.items():

@@ -120,7 +120,7 @@ def gone_on(world: World, recipe: str, folder: str, plan: list[str], saved_on: i
     }
 
 
-@pytest.mark.parametrize("saved_on", [1, 2])
+@pytest.mark.parametrize("saved_on", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_resume_at_half(alone: dict[str, Curve], recipe: str, ranks: Ranks, tmp_path: Path, saved_on: int) -> None:
     whole = ranks.run(kept, recipe, str(tmp_path), [MICRO], size=saved_on)[0]
     for resumed_on in (1, 2):
