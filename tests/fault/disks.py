@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import errno
 import itertools
+import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from danlu.checkpoint.disk import Disk
 
 Operation = tuple[str, str, str, bytes]  # what, path, second path, content
+
+
+@contextmanager
+def mounted(place: Path, *, kilobytes: int) -> Iterator[Path]:
+    """A file system of its own of so many kB; where none can be mounted, the test skips and says why."""
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 class Recording(Disk):

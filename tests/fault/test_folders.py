@@ -14,6 +14,7 @@ import pytest
 
 import danlu
 from tests.fault import runs
+from tests.fault.disks import mounted
 from tests.fault.runs import Moment
 
 SHIPPED = Path(danlu.__file__).parent / "recipe" / "shipped" / "tokenizer"
@@ -273,14 +274,8 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own of 3 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "disk", kilobytes=3 * 1024) as place:
+        yield place
 
 
 def test_a_read_only_disk_is_refused_at_once(disk: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from danlu.checkpoint.keep import Checkpoint
 from danlu.checkpoint.load import newest
 from danlu.checkpoint.save import NotSaved, Saved, Saver
 from danlu.core.errors import InputError
-from tests.fault.disks import Failing
+from tests.fault.disks import Failing, mounted
 from tests.unit.checkpoint.made import NOW, each_rank, holds, save, snapshot
 
 KEEP = Checkpoint(keep_last=1, keep_best=0, asynchronous=False)
@@ -172,15 +172,8 @@ def test_a_disk_without_room_for_a_word_is_told_of_without_one_and_nobody_waits(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own of 3 MB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "small", kilobytes=3 * 1024) as place:
+        yield place
 
 
 def test_a_disk_that_is_really_full(small_disk: Path) -> None:

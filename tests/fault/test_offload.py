@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.fault import runs
+from tests.fault.disks import mounted
 from tests.fault.runs import Moment
 
 
@@ -27,14 +28,8 @@ def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A file system of its own, of so many kB. The states of the recipe take 279."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={request.param}k", "tmpfs", str(place)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "disk", kilobytes=request.param) as place:
+        yield place
 
 
 def in_a_file(folder: Path) -> list[str]:

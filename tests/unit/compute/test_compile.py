@@ -169,7 +169,7 @@ def test_an_error_of_the_block_itself_is_no_failure_to_compile(fresh: Any) -> No
         def forward(self, hidden: Tensor, turn: Any, seen: Scope, cache: Any = None) -> Tensor:
             return late(hidden)
 
-    @torch.library.custom_op("danlu_test::late", mutates_args=())
+    @torch.library.custom_op("blocks::late", mutates_args=())
     def late(given: Tensor) -> Tensor:
         raise ArithmeticError("of the block")
 

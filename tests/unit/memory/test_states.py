@@ -224,7 +224,7 @@ def test_tensors_hold_three_buckets_in_an_update_and_nothing_after_it(tmp_path: 
 
 
 RESIDENT = """
-import ctypes, gc, sys, torch
+import ctypes, gc, sys, time, torch
 from pathlib import Path
 from danlu.memory.places import File
 from danlu.memory.states import StatesAway
@@ -244,6 +244,7 @@ begun = resident()
 for update in range(2):
     states.step(update)
 states.settle()
+time.sleep(0.5)  # the threads let go of their last buffer a moment after it is written
 away = resident() - begun
 for update in range(2):
     optimizer.step()
@@ -254,6 +255,6 @@ print(away, resident() - begun)
 def test_the_process_is_smaller_by_what_the_states_take(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", RESIDENT, str(tmp_path)], check=True, capture_output=True, text=True)
     away, beside = map(int, done.stdout.split())
-    states, bucket = 16 * 2**20 * 8, 2**21 * 8
+    states = 16 * 2**20 * 8
     assert beside >= 0.95 * states
-    assert away < 2 * bucket, f"of {states} bytes {away} have stayed"  # one may not have been given back yet
+    assert away <= 0.1 * states, f"of {states} bytes {away} have stayed"
