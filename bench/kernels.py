@@ -18,6 +18,7 @@ from common import options, tokens
 chosen = options(top={"type": int, "default": 8})
 
 import torch
+from decoder import batch, family
 
 from danlu.compute.compile import Compiled
 from danlu.compute.layer import ComputeLayer
@@ -27,7 +28,6 @@ from danlu.core.terms import Terms
 from danlu.core.world import World, keep_compiled
 from danlu.memory.layer import MemoryLayer
 from danlu.memory.precision import choose
-from danlu.models.families.llama import Llama
 from danlu.models.start import fill
 from danlu.objectives.causal import Causal
 from danlu.optim.adamw import AdamW
@@ -36,17 +36,7 @@ from danlu.optim.layer import OptimLayer
 
 def update(compiled: bool, device: torch.device) -> Any:
     """What makes one update of the benchmark's decoder."""
-    family = Llama(
-        vocab_size=chosen.vocab,
-        hidden_size=chosen.dim,
-        num_hidden_layers=chosen.layers,
-        num_attention_heads=chosen.heads,
-        num_key_value_heads=chosen.heads,
-        intermediate_size=chosen.ffn,
-        max_position_embeddings=max(chosen.seq, 1024),
-        tie_word_embeddings=True,
-    )
-    model = family.build().to(device)
+    model = family(chosen).build().to(device)
     fill(model, 0)
     if compiled:
         Compiled(model.blocks.values(), say=print)
@@ -55,19 +45,10 @@ def update(compiled: bool, device: torch.device) -> Any:
     memory = MemoryLayer(device=device, precision=choose(chosen.dtype, device), weights=named.values())
     optim = OptimLayer(AdamW(), named.items(), total=100)
     objective = Causal()
-    rows = tokens(chosen, chosen.mb)
-    places = torch.arange(chosen.seq).expand(chosen.mb, -1)
-    batch = Batch(
-        tokens=rows[:, :-1].contiguous(),
-        labels=rows[:, 1:].contiguous(),
-        positions=places,
-        documents=torch.zeros_like(places),
-        packed=False,
-        samples=("",) * chosen.mb,
-    )
+    rows = batch(tokens(chosen, chosen.mb))
 
     def once() -> None:
-        micro = memory.fetch(batch)
+        micro = memory.fetch(rows)
         count = objective.count(micro)
 
         def loss(out: Any, given: Batch) -> tuple[torch.Tensor, Terms]:

@@ -63,12 +63,13 @@ def work(rank: int, store: str) -> None:
 
 def assemble(world: Any) -> Any:
     """The benchmark's decoder on this rank."""
+    from decoder import family
+
     from danlu.compute.layer import ComputeLayer
     from danlu.compute.mesh import Parallel
     from danlu.compute.shard import materialise, shard
     from danlu.memory.layer import MemoryLayer
     from danlu.memory.precision import choose
-    from danlu.models.families.llama import Llama
     from danlu.models.stack import plain
     from danlu.models.start import fill
     from danlu.objectives.causal import Causal
@@ -78,18 +79,8 @@ def assemble(world: Any) -> Any:
     from danlu.train.run import Run
 
     device = torch.device("cpu")
-    family = Llama(
-        vocab_size=chosen.vocab,
-        hidden_size=chosen.dim,
-        num_hidden_layers=chosen.layers,
-        num_attention_heads=chosen.heads,
-        num_key_value_heads=chosen.heads,
-        intermediate_size=chosen.ffn,
-        max_position_embeddings=max(chosen.seq, 1024),
-        tie_word_embeddings=True,
-    )
     with torch.device("meta"):
-        model = family.build()
+        model = family(chosen).build()
     if chosen.compile:
         from danlu.compute.compile import Compiled
 
@@ -126,23 +117,10 @@ class Rows:
         self.tokens, self.waited = chosen.mb * chosen.seq // world.size, 0.0
 
     def take(self, micros: int) -> list[Any]:
-        from danlu.core.batch import Batch
+        from decoder import batch
 
         rows = next(self.batches).chunk(self.world.size)[self.world.rank]
-        made = []
-        for block in rows.chunk(micros):
-            places = torch.arange(chosen.seq).expand(len(block), -1)
-            made.append(
-                Batch(
-                    tokens=block[:, :-1].contiguous(),
-                    labels=block[:, 1:].contiguous(),
-                    positions=places,
-                    documents=torch.zeros_like(places),
-                    packed=False,
-                    samples=("",) * len(block),
-                )
-            )
-        return made
+        return [batch(block) for block in rows.chunk(micros)]
 
     def state(self) -> dict[str, int]:
         return {}

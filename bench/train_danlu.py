@@ -10,6 +10,7 @@ from common import Meter, options, tokens
 chosen = options()
 
 import torch
+from decoder import batch, family
 
 from danlu.compute.compile import Compiled
 from danlu.compute.layer import ComputeLayer
@@ -17,7 +18,6 @@ from danlu.core.batch import Batch
 from danlu.core.world import World
 from danlu.memory.layer import MemoryLayer
 from danlu.memory.precision import choose
-from danlu.models.families.llama import Llama
 from danlu.models.start import fill
 from danlu.objectives.causal import Causal
 from danlu.optim.adamw import AdamW
@@ -35,17 +35,7 @@ class Rows:
         self.tokens, self.waited = chosen.mb * chosen.seq, 0.0
 
     def take(self, micros: int) -> list[Batch]:
-        block = next(self.batches)
-        places = torch.arange(chosen.seq).expand(chosen.mb, -1)
-        batch = Batch(
-            tokens=block[:, :-1].contiguous(),
-            labels=block[:, 1:].contiguous(),
-            positions=places,
-            documents=torch.zeros_like(places),
-            packed=False,
-            samples=("",) * chosen.mb,
-        )
-        return [batch]
+        return [batch(next(self.batches))]
 
     def state(self) -> dict[str, int]:
         return {}
@@ -58,17 +48,7 @@ class Rows:
 def main() -> None:
     torch.set_num_threads(chosen.threads)
     device = torch.device("cpu")
-    family = Llama(
-        vocab_size=chosen.vocab,
-        hidden_size=chosen.dim,
-        num_hidden_layers=chosen.layers,
-        num_attention_heads=chosen.heads,
-        num_key_value_heads=chosen.heads,
-        intermediate_size=chosen.ffn,
-        max_position_embeddings=max(chosen.seq, 1024),
-        tie_word_embeddings=True,
-    )
-    model = family.build()
+    model = family(chosen).build()
     if chosen.compile:
         Compiled(model.blocks.values(), say=lambda text: print(text, file=sys.stderr))
     fill(model, 0)
