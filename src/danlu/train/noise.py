@@ -44,8 +44,10 @@ class Listener:
 
     def facts(self, norm: Tensor, weights: Terms, *, sound: bool) -> dict[str, float]:
         """What there is to report of the update, now that the norm of the whole gradient is known."""
+        if self.run.noise is None or not (self.due and sound):
+            return {}
         part, whole = (sum(float(weight) for weight in terms.values()) for terms in (self.part, weights))
-        if self.run.noise is None or not (self.due and sound and 0 < part < whole):
+        if not 0 < part < whole:
             return {}
         small, large = (self.norm * whole / part) ** 2, norm.item() ** 2  # both losses were divided by the whole
         self.run.noise.see(small=small, large=large, part=part, whole=whole)
