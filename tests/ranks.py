@@ -112,6 +112,7 @@ def _meet(function: Callable[..., Any], arguments: tuple[Any, ...], world: Any, 
         dist.init_process_group(
             "gloo", store=meeting, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=60)
         )
+        dist.barrier()  # a function that shares nothing could otherwise leave while the others still connect
     try:
         return function(world, *arguments)
     finally:

@@ -121,9 +121,11 @@ class StatesAway:
         self._change_rooms()
 
     def settle(self) -> None:
-        """All that was written behind is in its place; what went wrong with it is raised."""
+        """All that was written behind is in its place, and no buffer is left; what went wrong with it is raised."""
         while self._behind:
             self._behind.popleft().result()
+        for thread in (self._reader, self._writer):  # each holds what it moved last until it takes up something else
+            thread.submit(int).result()
 
     def state(self, weight: nn.Parameter) -> dict[str, Tensor]:
         """Every state of a weight, on the host. Each one's memory is the place's own: nothing may be written to it."""
