@@ -14,6 +14,7 @@ from decoder import batch, family
 
 from danlu.compute.compile import Compiled
 from danlu.compute.layer import ComputeLayer
+from danlu.core import heap
 from danlu.core.batch import Batch
 from danlu.core.world import World
 from danlu.memory.layer import MemoryLayer
@@ -47,6 +48,7 @@ class Rows:
 
 def main() -> None:
     torch.set_num_threads(chosen.threads)
+    heap.keep()
     device = torch.device("cpu")
     model = family(chosen).build()
     if chosen.compile:

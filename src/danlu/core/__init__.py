@@ -11,6 +11,7 @@ schema     from what was written to typed settings; every mistake kept
 errors     the failures a user is told of, each with its exit code
 limits     how much memory the process was allotted
 device     kinds of device, dtypes, peak FLOP/s, bytes per second, watts
+heap       freed host memory is kept for the next tensor
 world      rank, seeds, process start and end; the only reader of the environment
 words      bytes and seconds, in words
 log        one line per fact, from the right rank

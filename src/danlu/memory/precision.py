@@ -20,6 +20,7 @@ from danlu.core.config import setting
 from danlu.core.errors import InputError
 from danlu.models.heads import LanguageHead
 from danlu.models.linear import Float8Linear, fits
+from danlu.models.product import Linear
 from danlu.models.stack import Block, Trunk
 
 Name = Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp64", "bf16_pure"]
@@ -265,7 +266,7 @@ def apply(model: Trunk, precision: Precision) -> None:
 def _to_fp8(part: nn.Module) -> None:
     """Its linear products whose sizes fit are made in fp8."""
     for name, linear in list(part.named_children()):
-        if type(linear) is nn.Linear and fits(linear):
+        if type(linear) is Linear and fits(linear):
             setattr(part, name, Float8Linear.of(linear))
 
 

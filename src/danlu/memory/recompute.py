@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from danlu.core.config import setting
+from danlu.models.product import OPERATOR as PRODUCT
 from danlu.models.shape import Shape
 from danlu.models.stack import Trunk
 
@@ -37,6 +38,7 @@ SAVED: Mapping[str, tuple[Any, ...]] = {
         _aten.addmm.default,
         _aten.bmm.default,
         _aten._scaled_mm.default,
+        PRODUCT,
     ),
     "attention outputs": (
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -114,7 +116,15 @@ def _policy(last: tuple[int, int], context: Any, operator: Any, *inputs: Any, **
     """Whether an operator's result is kept."""
     if operator not in _DEAR:
         return CheckpointPolicy.PREFER_RECOMPUTE
-    factors = [tuple(value.shape) for value in inputs[1:] if isinstance(value, Tensor)]
-    if operator in SAVED["matrix products"] and factors and factors[-1] == last:
+    if operator in SAVED["matrix products"] and _factor(operator, inputs) == last:
         return CheckpointPolicy.PREFER_RECOMPUTE
     return CheckpointPolicy.MUST_SAVE
+
+
+def _factor(operator: Any, inputs: tuple[Any, ...]) -> tuple[int, ...]:
+    """The shape [in, out] of what a product multiplies by."""
+    if operator is PRODUCT:
+        out, inner = inputs[1].shape
+        return inner, out
+    factors = [tuple(value.shape) for value in inputs[1:] if isinstance(value, Tensor)]
+    return factors[-1] if factors else ()

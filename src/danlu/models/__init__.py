@@ -2,7 +2,9 @@
 
 shape      what a decoder is made of: sizes and kinds of parts, free of any family
 attention  grouped-query causal attention; a packed document sees itself alone on every path
+blockwise  the same in blocks of queries, for compiled code on a CPU
 rope       rotary positions, with phases in fp32 or better
+product    the product by a weight, by the machine's fastest kernel
 linear     linear products in fp8, with a scale a tensor
 mlp        the feed-forward part, gated or plain
 norm       RMSNorm and LayerNorm

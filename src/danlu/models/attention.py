@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
 from danlu.core.contracts import Cache
+from danlu.models import blockwise
 from danlu.models.linear import Float8Linear, linear
+from danlu.models.product import Linear, product
 from danlu.models.rope import Rotation, rotate
 from danlu.models.shape import Shape
 
@@ -98,13 +100,13 @@ def together(hidden: Tensor, *parts: nn.Linear) -> tuple[Tensor, ...]:
     weights: list[Tensor] = [part.weight for part in parts]
     biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
     bias = torch.cat(biases) if len(biases) == len(parts) else None
-    product = linear if type(parts[0]) is Float8Linear else F.linear
-    return product(hidden, torch.cat(weights), bias).split([part.weight.shape[0] for part in parts], -1)
+    multiply = linear if type(parts[0]) is Float8Linear else product
+    return multiply(hidden, torch.cat(weights), bias).split([part.weight.shape[0] for part in parts], -1)
 
 
 def _plain(part: nn.Module) -> bool:
     return (
-        type(part) in (nn.Linear, Float8Linear)
+        type(part) in (Linear, Float8Linear)
         and type(part.weight) is nn.Parameter
         and not part._forward_hooks
         and not part._forward_pre_hooks
@@ -122,10 +124,10 @@ class Attention(nn.Module):
         super().__init__()
         self.layer, self.head_dim = layer, shape.head_dim
         queries, keys = shape.heads * shape.head_dim, shape.key_value_heads * shape.head_dim
-        self.q = nn.Linear(shape.hidden_size, queries, bias=shape.attention_bias)
-        self.k = nn.Linear(shape.hidden_size, keys, bias=shape.attention_bias)
-        self.v = nn.Linear(shape.hidden_size, keys, bias=shape.attention_bias)
-        self.o = nn.Linear(queries, shape.hidden_size, bias=shape.attention_bias)
+        self.q = Linear(shape.hidden_size, queries, bias=shape.attention_bias)
+        self.k = Linear(shape.hidden_size, keys, bias=shape.attention_bias)
+        self.v = Linear(shape.hidden_size, keys, bias=shape.attention_bias)
+        self.o = Linear(queries, shape.hidden_size, bias=shape.attention_bias)
 
     def forward(self, hidden: Tensor, turn: Rotation | None, seen: Scope, cache: Cache | None = None) -> Tensor:
         """Hidden states [B, S, D] to the same shape; `turn` rotates queries and keys, `seen` says who reads whom."""
@@ -147,6 +149,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seen: Scope) -> Tensor:
     if seen.lengths:
         rows = zip(*(part.flatten(0, 1).split(seen.lengths) for part in (q, k, v)))
         return torch.cat([_fused(*(x[None] for x in row), causal=True)[0] for row in rows]).view(q.shape)
+    if blockwise.fits(q, k):
+        return blockwise.attend(q, k, v, seen.mask)
     return _fused(q, k, v, mask=seen.mask, causal=seen.mask is None and q.shape[1] > 1)
 
 

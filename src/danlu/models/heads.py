@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from danlu.core.batch import IGNORE
+from danlu.models.product import faster, multiply
 
 # Rows of logits that exist at a time. Products of about a thousand rows run at full speed; fewer carry the weight's
 # gradient through memory too often, more only take room.
@@ -99,13 +100,17 @@ class _Chunks:
         most = max(1, min(rows, BYTES // (len(weight) * dtype.itemsize)))
         pieces = max(1, -(-self.count // most))
         self.size = -(-self.count // pieces)  # equal chunks: a small last one would run slowly
-        self.buffer = torch.empty(self.size, len(weight), dtype=dtype, device=hidden.device)
+        by_onednn = faster(self.hidden[: self.size], self.weight)  # which has no way to write into a given buffer
+        self.buffer = None if by_onednn else torch.empty(self.size, len(weight), dtype=dtype, device=hidden.device)
         self.product: Tensor | None = None
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
-        """Each chunk's rows and its logits, [n, V], which the next chunk's overwrite."""
+        """Each chunk's rows and its logits, [n, V], which are to be let go of before the next chunk's."""
         for start in range(0, self.count, self.size or 1):
             rows = slice(start, min(start + self.size, self.count))
+            if self.buffer is None:
+                yield rows, multiply(self.hidden[rows], self.weight)
+                continue
             logits = self.buffer[: rows.stop - rows.start]
             torch.mm(self.hidden[rows], self.weight.t(), out=logits)
             yield rows, logits
@@ -190,6 +195,7 @@ class _Nll(torch.autograd.Function):
             for part, logits in chunks:
                 scores[part] = chunks.score(part, logits, gradient=any(needed), factor=ctx.factor)
                 chunks.carry(part, logits, *made)
+                del logits
         ctx.made = chunks.settle(made, hidden, weight, last=False)
         ctx.dtypes = hidden.dtype, weight.dtype
         return -torch.where(chunks.asked, scores, 0).sum()
@@ -216,6 +222,7 @@ class _Logp(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for part, logits in chunks:
                 scores[part] = chunks.score(part, logits, gradient=False)
+                del logits
         ctx.save_for_backward(hidden, weight, labels)
         ctx.rows, ctx.dtype = rows, dtype
         return torch.where(chunks.asked, scores, 0).view(labels.shape)
@@ -231,6 +238,7 @@ class _Logp(torch.autograd.Function):
             for part, logits in chunks:
                 chunks.score(part, logits, gradient=True, weights=weights[part])
                 chunks.carry(part, logits, *made)
+                del logits
         return *chunks.settle(made, hidden, weight), None, None, None
 
 

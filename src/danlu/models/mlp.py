@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from danlu.models.attention import together
+from danlu.models.product import Linear
 from danlu.models.shape import Activation, Shape
 
 
@@ -20,9 +21,9 @@ class Mlp(nn.Module):
         super().__init__()
         size, inner, bias = shape.hidden_size, shape.inner_size, shape.mlp_bias
         self.activation: Activation = shape.activation
-        self.gate = nn.Linear(size, inner, bias=bias) if shape.gated else None
-        self.up = nn.Linear(size, inner, bias=bias)
-        self.down = nn.Linear(inner, size, bias=bias)
+        self.gate = Linear(size, inner, bias=bias) if shape.gated else None
+        self.up = Linear(size, inner, bias=bias)
+        self.down = Linear(inner, size, bias=bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden states [B, S, D] to the same shape."""

@@ -18,7 +18,7 @@ from danlu.checkpoint.model import settle
 from danlu.checkpoint.save import NotSaved, Outcome, Saver
 from danlu.compute.norms import layer_norms
 from danlu.core import device as devices
-from danlu.core import log
+from danlu.core import heap, log
 from danlu.core import world as worlds
 from danlu.core.contracts import Signal
 from danlu.core.errors import Bereft, Failure, InputError, Interrupted, Unhealthy
@@ -62,6 +62,8 @@ def train(recipe: Recipe, *, restart: bool = False, told: Told | None = None) ->
         told.ranks, told.launched = world.size > 1, worlds.launched()
         told.name = f"[rank {world.rank}] " if told.ranks else ""
         device = devices.choose(local_rank=world.local_rank)
+        if device.type == "cpu":
+            heap.keep()
         try:
             worlds.join(world, backend=devices.backend_for(device))
             return _train(yaml.complete(recipe), told, world=world, device=device, restart=restart)
