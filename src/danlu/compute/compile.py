@@ -10,6 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -34,13 +35,17 @@ BACKEND = "inductor"
 
 # Seconds until the first block has run: measured for a Llama of 384 x 6 on two cores; on a GPU a guess.
 COLD, WARM = {"cpu": 30.0, "cuda": 40.0}, {"cpu": 8.0, "cuda": 8.0}
-# Share of an update's time that is saved: an estimate on a CPU, and a guess on a GPU.
-GAIN = {"cpu": 0.12, "cuda": 0.2}
+# Share of an update's time that is saved: on a CPU 0.17 was measured in fp32 and 0.27 in bf16; on a GPU a guess.
+GAIN = {"cpu": 0.17, "cuda": 0.2}
 # Where errors of compiling come from, by name: to import them would cost every start a second.
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
-# Share of what a compiled block would keep for its backward that it may keep on a CPU: at this one all that is cheap to
-# make again is, and no matrix product (measured: a third less kept, in the same time; the same from 0.9 down to 0.7).
-KEPT = 0.8
+# What keeps a compiled block from making again, in its backward, what is cheap (norms, products of numbers; never a
+# matrix product, nor attention). Lifted on a CPU: a third less is kept, in the same time (LOG.md).
+CHEAP = (
+    "ban_recompute_used_far_apart",
+    "ban_recompute_long_fusible_chains",
+    "ban_recompute_materialized_backward",
+)
 MARGIN = 2.0  # how many times over it must repay: both sides are estimates
 USE = 0.5  # share of the peak rate at which an update is taken to run
 SLOWEST, UNKNOWN = 5e9, 5e13  # FLOP/s: below what any device runs at; of a device whose peak nobody knows
@@ -150,7 +155,7 @@ class Compiled:
     compiling fails, which is said once, all runs as written.
 
     rows: of the batches that are compiled for; None: as many as the first has. done: called once with the seconds that
-    compiling took. kept: share of what a block would keep for its backward that it may keep on a CPU.
+    compiling took. again: whether, on a CPU, what is cheap is made again in the backward.
     """
 
     def __init__(
@@ -160,11 +165,12 @@ class Compiled:
         say: Say,
         done: Callable[[float], None] = lambda seconds: None,
         rows: int | None = None,
-        kept: float = KEPT,
+        again: bool = True,
         backend: str = BACKEND,
         options: dict[str, Any] | None = None,
     ) -> None:
-        self.say, self.done, self.rows, self.kept = say, done, rows, kept
+        self.say, self.done, self.rows, self.again = say, done, rows, again
+        self.settings: AbstractContextManager[None] | None = None
         self.on, self.shape, self.seconds = True, torch.Size(), 0.0
         self.code = torch.compile(_forward, fullgraph=True, dynamic=False, backend=backend, options=options)
         for block in blocks:
@@ -194,9 +200,12 @@ class Compiled:
         return out
 
     def _compiled(self, written: Forward, hidden: Tensor, turn: Rotation | None, seen: Scope) -> Tensor:
-        kept = self.kept if hidden.is_cpu else 1.0
+        if self.settings is None:  # made once: each leaves a variable behind in the thread's context
+            lifted = CHEAP if hidden.is_cpu and self.again else ()
+            changes = {"autograd_cache_allow_custom_autograd_functions": True, **dict.fromkeys(lifted, False)}
+            self.settings = functorch.patch(changes)
         try:
-            with functorch.patch(activation_memory_budget=kept, autograd_cache_allow_custom_autograd_functions=True):
+            with self.settings:
                 return self.code(written, hidden, turn, seen)
         except Exception as error:
             if not type(error).__module__.startswith(COMPILERS) and not str(error).startswith("torch.compile"):

@@ -14,7 +14,7 @@ import sys
 # (With none mapped so, buffers of hundreds of megabytes would be kept too. But each is asked for with an alignment, so
 # that its freed place may be a few bytes short for the next, up to seven times before it is used again: LOG.md.)
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-_NEVER, _GROWTH, _MAPPED = -1, 64 * 2**20, 32 * 2**20
+_NEVER, _GROWTH, _MAPPED = -1, 16 * 2**20, 32 * 2**20
 
 
 def keep() -> bool:

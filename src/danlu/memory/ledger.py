@@ -184,7 +184,7 @@ def _gradients(case: Case, own: int) -> dict[str, int]:
 def _head(case: Case) -> dict[str, int]:
     s, n, p, e = case.shape, case.tokens, case.product, case.exact
     v, d = s.vocab_size, s.hidden_size
-    most = max(1, min(heads.ROWS, heads.BYTES // (v * p)))
+    most = max(1, min(heads.ROWS, heads.LOGITS // v))
     pieces = max(1, -(-n // most))
     size = -(-n // pieces)
     hidden = 3 * n * d * p  # as it came, with unasked rows zeroed, and its gradient

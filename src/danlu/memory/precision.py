@@ -206,7 +206,7 @@ def table(precision: Precision, *, moments: tuple[Sequence[torch.dtype], str] | 
         "head": f"{most}; its gradients are summed in fp32" if precision.low else most,
         "residual": "the sum of all that blocks add: small parts must not be lost in it",
         "norm": "a sum of squares over a whole row",
-        "softmax": "kernels keep its sums high",
+        "softmax": "made and summed high, of whatever dtype its scores are",
         "phases": "bf16 cannot tell position 256 from 257",
         "loss": "a sum over a whole batch",
     }

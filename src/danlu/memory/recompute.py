@@ -31,12 +31,11 @@ KINDS: tuple[Kind, ...] = ("none", "selective", "full")  # from the most bytes k
 
 _aten, _own = torch.ops.aten, getattr(torch.ops, "torch_attn", None)
 # What selective recomputation keeps of a block, besides its input. All else (norms, rotations, activations, products
-# of numbers, sums) is computed again.
+# of numbers, sums) is computed again; so is attention where it is made by batched products: its scores are too many.
 SAVED: Mapping[str, tuple[Any, ...]] = {
     "matrix products": (
         _aten.mm.default,
         _aten.addmm.default,
-        _aten.bmm.default,
         _aten._scaled_mm.default,
         PRODUCT,
     ),

@@ -149,7 +149,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seen: Scope) -> Tensor:
     if seen.lengths:
         rows = zip(*(part.flatten(0, 1).split(seen.lengths) for part in (q, k, v)))
         return torch.cat([_fused(*(x[None] for x in row), causal=True)[0] for row in rows]).view(q.shape)
-    if blockwise.fits(q, k):
+    if blockwise.fits(q, k, seen.mask):
         return blockwise.attend(q, k, v, seen.mask)
     return _fused(q, k, v, mask=seen.mask, causal=seen.mask is None and q.shape[1] > 1)
 

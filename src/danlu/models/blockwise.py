@@ -17,21 +17,25 @@ QUERIES = 128  # in a block; each block reads the keys up to its own last
 UP_TO = 1024  # tokens of a row: with more, the kernel's tiles no longer lose, and code grows with the number of blocks
 
 
-def fits(q: Tensor, k: Tensor) -> bool:
-    """Whether attention of q over k [B, S, heads, d] is made in blocks: where that was measured to be faster."""
+def serves(device: torch.device, dtype: torch.dtype, length: int) -> bool:
+    """Whether compiled attention of rows of that length is made in blocks: where that was measured to be faster."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and QUERIES < length <= UP_TO
+
+
+def fits(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
+    """Whether this attention of q over k [B, S, heads, d] is made in blocks."""
     return (
         torch.compiler.is_compiling()
-        and q.device.type == "cpu"
-        and q.dtype == torch.bfloat16
+        and serves(q.device, q.dtype, q.shape[1])
+        and (mask is None or mask.dtype == q.dtype)  # as it is added to scores
         and q.shape[1] == k.shape[1]
-        and QUERIES < q.shape[1] <= UP_TO
     )
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of q [B, S, H, d] over k and v [B, S, G, d], with H a multiple of G: [B, S, H, d].
 
-    mask [B or 1, 1, S, S] is added to scores, and says all that may be read; None: causal.
+    mask [B or 1, 1, S, S] is added to scores, and says all that may be read, never what comes later; None: causal.
     """
     rows, length, heads, _ = q.shape
     groups = heads // k.shape[2]

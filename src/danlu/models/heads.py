@@ -16,7 +16,7 @@ from danlu.models.product import faster, multiply
 # gradient through memory too often, more only take room.
 ROWS = 1024
 # With a large vocabulary a thousand rows are much memory too, most of it touched for the first time at every call.
-BYTES = 128 * 2**20
+LOGITS = 2**25
 # Logits that are turned into probabilities at a time, in at least fp32. On a CPU not as few as its caches would like:
 # blocks of 2**18 are a tenth faster on idle cores, but far slower where threads wait for busy ones at every block.
 # Elsewhere, enough to keep the device busy.
@@ -32,7 +32,7 @@ class LanguageHead(nn.Module):
 
     weight [V, D] is its own, or, tied, the very Parameter of the embedding. Products are made in the dtype that
     `products` says, or autocast's where there is one; log-sum-exp and sums in at least fp32. rows: how many rows of
-    logits may exist at a time; BYTES bounds them too.
+    logits may exist at a time; LOGITS bounds them too.
     """
 
     roles: ClassVar[dict[str, str]] = {"weight": "vocab"}
@@ -97,7 +97,7 @@ class _Chunks:
         self.labels = torch.where(self.asked, labels.reshape(-1), 0)
         self.hidden = torch.where(self.asked[:, None], hidden.reshape(-1, hidden.shape[-1]).to(dtype), 0)
         self.count = len(self.labels)
-        most = max(1, min(rows, BYTES // (len(weight) * dtype.itemsize)))
+        most = max(1, min(rows, LOGITS // len(weight)))
         pieces = max(1, -(-self.count // most))
         self.size = -(-self.count // pieces)  # equal chunks: a small last one would run slowly
         by_onednn = faster(self.hidden[: self.size], self.weight)  # which has no way to write into a given buffer

@@ -7,7 +7,6 @@ gradient of the weight more, so that MKL keeps that one (LOG.md).
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ def _faster() -> bool:
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):
         return False
     try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()[:4096]
+        with open("/proc/cpuinfo") as file:
+            return "AuthenticAMD" in file.read(4096)
     except OSError:
         return False
 
@@ -42,7 +42,7 @@ def product(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     """hidden [..., in] · weightᵀ [out, in] + bias."""
     if torch.is_autocast_enabled("cpu") or not faster(hidden, weight):
         return F.linear(hidden, weight, bias)
-    made: Tensor = torch.ops.danlu.product(hidden.reshape(-1, hidden.shape[-1]), weight, bias)
+    made: Tensor = OPERATOR(hidden.reshape(-1, hidden.shape[-1]), weight, bias)
     return made.view(*hidden.shape[:-1], -1)
 
 
@@ -61,14 +61,7 @@ def multiply(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return made
 
 
-@torch.library.custom_op("danlu::product", mutates_args=())
-def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """hidden [n, in] · weightᵀ [out, in] + bias. An operator of its own, which the compiler leaves as it is."""
-    return multiply(hidden, weight, bias)
-
-
-@_product.register_fake
-def _(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _shape(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return hidden.new_empty(hidden.shape[0], weight.shape[0])
 
 
@@ -80,10 +73,16 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     hidden, weight = ctx.saved_tensors
-    by_hidden = torch.ops.danlu.product(gradient, weight.t(), None) if ctx.needs_input_grad[0] else None
+    by_hidden = OPERATOR(gradient, weight.t(), None) if ctx.needs_input_grad[0] else None
     by_weight = torch.mm(gradient.t(), hidden) if ctx.needs_input_grad[1] else None
     return by_hidden, by_weight, gradient.sum(0) if ctx.with_bias and ctx.needs_input_grad[2] else None
 
 
-_product.register_autograd(_backward, setup_context=_keep)
+# An operator of its own, since the compiler would want oneDNN's weights to be constants. Made by hand: the decorator
+# that makes one imports the compiler at the first call, which takes a second.
+_LIBRARY = torch.library.Library("danlu", "FRAGMENT")
+_LIBRARY.define("product(Tensor hidden, Tensor weight, Tensor? bias) -> Tensor")
+_LIBRARY.impl("product", lambda hidden, weight, bias: multiply(hidden, weight, bias), "CPU")
+torch.library.register_fake("danlu::product", _shape, lib=_LIBRARY)
+torch.library.register_autograd("danlu::product", _backward, setup_context=_keep, lib=_LIBRARY)
 OPERATOR = torch.ops.danlu.product.default

@@ -18,7 +18,7 @@ from danlu.core.log import logger
 from danlu.core.paths import RunFolder, shown, write_whole
 from danlu.core.world import World
 from danlu.memory.precision import table
-from danlu.models import attention, count
+from danlu.models import attention, blockwise, count, product
 from danlu.monitor import environment, jsonl
 from danlu.monitor.watch import Guard, Plan, Watch, watch
 from danlu.optim.told import moments
@@ -188,7 +188,9 @@ def _tell(run: Run, materials: Materials, folder: RunFolder, room: Callable[[int
     """What was chosen is said once, and stands in environment.json."""
     recipe, precision = materials.recipe, materials.precision
     logger.info("%s", room(sum(weight.nbytes for weight in run.weights.values()) + run.optim.bytes))
-    packed = attention.choose(materials.device, materials.precision.attention, recipe.data.sequence_length)
+    kind = materials.device, materials.precision.attention, recipe.data.sequence_length
+    packed = attention.choose(*kind)
+    blocks = "; training: in blocks of queries" if materials.compiled.on and blockwise.serves(*kind) else ""
     for said in (*materials.fallbacks, *materials.offload.told(), materials.compiled.why):
         logger.info("%s", said)
     profile = recipe.monitor.profile
@@ -198,7 +200,7 @@ def _tell(run: Run, materials: Materials, folder: RunFolder, room: Callable[[int
         device=materials.device,
         world_size=materials.world.size,
         precision=precision.name,
-        attention=f"causal: scaled_dot_product_attention; packed rows: {packed}",
+        attention=f"causal: scaled_dot_product_attention; packed rows: {packed}{blocks}",
         fallbacks=materials.fallbacks,
         data_id=materials.data_id,
         variables=worlds.variables(),
@@ -210,6 +212,7 @@ def _tell(run: Run, materials: Materials, folder: RunFolder, room: Callable[[int
                 )
             },
             "compile": {"chosen": materials.compiled.compile, "why": materials.compiled.why},
+            "fp32_products": "oneDNN" if materials.device.type == "cpu" and product.ONEDNN else "torch's choice",
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "memory": peak.facts(materials),
         },

@@ -70,7 +70,7 @@ def compiled(
         model.blocks.values(),
         say=tell,
         rows=micro,  # a batch that grows comes in smaller ones first
-        kept=compiling.KEPT if recipe.memory.recompute == "none" else 1.0,  # or what to keep is said already
+        again=recipe.memory.recompute == "none",  # or what is made again is said already
         done=costs.keep if world.first else lambda seconds: None,
         backend=compiling.BACKEND,
         options=graphs.OPTIONS if choice.compile == "graphs" else None,

@@ -62,8 +62,6 @@ def train(recipe: Recipe, *, restart: bool = False, told: Told | None = None) ->
         told.ranks, told.launched = world.size > 1, worlds.launched()
         told.name = f"[rank {world.rank}] " if told.ranks else ""
         device = devices.choose(local_rank=world.local_rank)
-        if device.type == "cpu":
-            heap.keep()
         try:
             worlds.join(world, backend=devices.backend_for(device))
             return _train(yaml.complete(recipe), told, world=world, device=device, restart=restart)
@@ -95,6 +93,8 @@ def _train(recipe: Recipe, told: Told, *, world: World, device: torch.device, re
             logger.info("%s", change)
         materials = gather(opened.recipe, world=world, device=device, announce=logger.info)
         same_data(materials, folder, found)
+        if device.type == "cpu":
+            heap.keep()  # from here on, since what tokenising took will not be asked for again
         materials = proven(materials, announce=logger.info)
         torch.manual_seed(worlds.stream(recipe.seed, "torch", world.rank))  # nothing of ours draws from it; others may
         with explained(materials):

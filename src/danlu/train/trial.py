@@ -118,7 +118,9 @@ def worst(materials: Materials) -> int:
     its second micro-batch, gradients from the start. On a GPU: bytes that torch took from it; where blocks are
     compiled for a CPU: bytes by which the process grew.
     """
-    device, before = materials.device, psutil.Process().memory_info().rss
+    device = materials.device
+    _tidy(device)
+    before = psutil.Process().memory_info().rss
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     batches = [largest(materials) for _ in range(min(2, materials.micros))]

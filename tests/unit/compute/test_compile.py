@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,6 @@ from danlu.compute.compile import GAIN, MARGIN, USE, Choice, Compiled, Cost, Cos
 from danlu.core.errors import InputError
 from danlu.models import attention
 from danlu.models.attention import Scope
-from danlu.models.families.llama import Llama
-from danlu.models.rope import rotation
-from danlu.models.start import fill
 
 CPU = torch.device("cpu")
 COST = Cost(10.0, "measured")
@@ -184,31 +182,13 @@ def test_an_error_of_the_block_itself_is_no_failure_to_compile(fresh: Any) -> No
     assert compiled.on
 
 
-def kept_for_backward(share: float) -> tuple[int, list[Tensor]]:
-    """Bytes that a compiled block of a real model keeps besides its weights and input, and its gradients."""
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 96}
-    model = Llama(vocab_size=64, num_hidden_layers=1, max_position_embeddings=64, **sizes).build()
-    fill(model, 0)
-    torch._dynamo.reset()
-    Compiled(model.blocks.values(), say=lambda text: None, kept=share, backend="aot_eager_decomp_partition")
-    known = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    storages: dict[int, int] = {}
-
-    def keep(part: Tensor) -> Tensor:
-        if (place := part.untyped_storage().data_ptr()) not in known:
-            storages[place] = part.untyped_storage().nbytes()
-        return part
-
-    hidden = torch.randn(2, 64, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    turn = rotation(torch.arange(64)[None], head_dim=16, theta=1e4, dtype=torch.float32)
-    known.update(part.untyped_storage().data_ptr() for part in (hidden, *turn))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda part: part):
-        out = model.blocks["0"](hidden, turn, Scope())
-    return sum(storages.values()), list(torch.autograd.grad(out.square().sum(), [hidden, *model.blocks.parameters()]))
-
-
-def test_what_is_cheap_is_made_again_on_a_cpu(fresh: Any) -> None:
-    """At least the product of gate and up is not kept, and the gradients are the same to the bit."""
-    (all_kept, exact), (less, made) = kept_for_backward(1.0), kept_for_backward(compiling.KEPT)
-    assert less <= all_kept - 2 * 64 * 96 * 4
-    assert all(torch.equal(a, b) for a, b in zip(exact, made, strict=True))
+def test_calls_leave_nothing_behind(fresh: Any) -> None:
+    """Settings of the compiler are changed around each call; each such change, made anew, would stay for good."""
+    block = Block()
+    Compiled([block], say=lambda text: None, backend="eager")
+    run = lambda: block(torch.randn(4, 3, 8), None, Scope())  # noqa: E731
+    run()
+    before = len(contextvars.copy_context())
+    for _ in range(5):
+        run()
+    assert len(contextvars.copy_context()) == before

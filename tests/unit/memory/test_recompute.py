@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from danlu.core.batch import Batch
 from danlu.memory.recompute import Kind, Recomputed, apply, saved, stretches
+from danlu.models import product
 from danlu.models.families.gpt2 import Gpt2
 from danlu.models.families.llama import Llama
 from danlu.models.stack import Trunk, plain
@@ -84,3 +85,22 @@ def test_what_is_said() -> None:
         ("block 3", "none"),
     ]
     assert saved("selective") == "the input, matrix products, attention outputs"
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
+def test_products_by_onednn_are_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the backward: of each of a block's four products the gradient of its states, and what is made again.
+
+    Fully all are. Selectively the last alone, which is not kept: an operator of our own is made before it is known that
+    nobody asks for its result.
+    """
+    monkeypatch.setattr(product, "ONEDNN", True)
+    monkeypatch.setattr(product, "ROWS", 1)
+    calls, multiply = [], product.multiply
+    monkeypatch.setattr(product, "multiply", lambda *given: calls.append(True) or multiply(*given))
+    for kind, again in (("selective", 1), ("full", 4)):
+        model, batch = _model("llama", (kind,) * LAYERS), _batch()
+        hidden = model(batch.tokens, batch.positions, batch.documents, packed=False)
+        calls.clear()
+        hidden.sum().backward()
+        assert len(calls) == LAYERS * (4 + again)

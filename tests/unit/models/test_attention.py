@@ -8,6 +8,7 @@ from torch import Tensor
 
 from danlu.models import attention
 from danlu.models.attention import Attention, Scope, attend, choose, scope, together
+from danlu.models.product import Linear
 from tests.unit.models.tiny import FAMILIES, alone, lively, row
 
 PATHS: list[attention.Path] = ["mask", "loop"]  # varlen runs on CUDA alone
@@ -133,14 +134,17 @@ def test_half_of_the_heads_are_right_by_themselves() -> None:
     torch.testing.assert_close(total, whole(hidden, None, Scope()), atol=1e-6, rtol=1e-5)
 
 
-def test_hooked_parts_are_called_as_they_are() -> None:
-    parts = [torch.nn.Linear(4, n) for n in (3, 2)]
+def test_hooked_parts_are_called_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [Linear(4, n) for n in (3, 2)]
     hidden = torch.randn(5, 4)
+    products, kept = [], attention.product
+    monkeypatch.setattr(attention, "product", lambda *given: products.append(True) or kept(*given))
     fused = together(hidden, *parts)
+    assert products == [True]
     called = []
     parts[1].register_forward_hook(lambda *_: called.append(True))
     single = together(hidden, *parts)
-    assert called == [True]
+    assert called == [True] and products == [True]
     for a, b in zip(fused, single):
         torch.testing.assert_close(a, b)
 

@@ -177,8 +177,8 @@ def test_whole_logits_never_exist(precision: str, way: str) -> None:
     assert largest.elements == count * vocab
 
 
-def test_a_large_vocabulary_bounds_the_chunk_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "BYTES", 4 * 500 * 6 + 1)  # six rows of fp32
+def test_a_large_vocabulary_bounds_the_chunk_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "LOGITS", 500 * 6 + 1)  # six rows
     head = LanguageHead(2, 500)
     torch.nn.init.zeros_(head.weight)
     with Largest() as largest:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from danlu.models import heads
 from danlu.models import product as products
+from danlu.models.heads import LanguageHead
 from danlu.models.product import Linear, product
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
@@ -68,3 +72,30 @@ def test_all_else_is_torchs(hidden: Tensor, weight: Tensor) -> None:
 def test_autocast_still_lowers() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert Linear(INNER, OUT)(drawn(ROWS, INNER)).dtype == torch.bfloat16
+
+
+def test_compiled_whole() -> None:
+    """No graph break, and a gradient without strides, as a sum's is."""
+    hidden, part = drawn(ROWS, INNER).requires_grad_(), Linear(INNER, OUT)
+    torch.compile(part, backend="aot_eager", fullgraph=True)(hidden).sum().backward()
+    torch.testing.assert_close(hidden.grad, part.weight.detach().sum(0).expand(ROWS, -1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_head_holds_one_chunk_of_logits_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def watched(*given: Tensor) -> Tensor:
+        assert not any(chunk() is not None for chunk in made)
+        logits = products.multiply(*given)
+        made.append(weakref.ref(logits))
+        return logits
+
+    monkeypatch.setattr(heads, "multiply", watched)
+    head, hidden = LanguageHead(INNER, OUT, rows=ROWS), drawn(3 * ROWS, INNER).requires_grad_()
+    torch.nn.init.normal_(head.weight)
+    labels = torch.arange(3 * ROWS).remainder(OUT)
+    loss = head.nll(hidden, labels)
+    exact = F.cross_entropy(hidden.double() @ head.weight.double().t(), labels, reduction="sum")
+    assert len(made) == 3
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(head.logp(hidden, labels).sum(), -loss, rtol=1e-6, atol=0)
