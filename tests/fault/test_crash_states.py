@@ -58,7 +58,7 @@ def crash_everywhere(root: Path, before: Folder, disk: Recording, old: int, new:
             if cut == len(disk.log) and found.step != new:
                 faults.append(f"a save that had returned is not there {where}")
                 continue
-            if checked % 15 == 0:  # the run goes on from there
+            if checked % 15 == 0 or cut == len(disk.log):  # the run goes on from there
                 step = found.step + 1
                 save(root, step, settings=KEEP)
                 after = newest(root)
