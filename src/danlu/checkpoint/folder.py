@@ -40,8 +40,10 @@ def remove_checkpoint(disk: Disk, root: Path, step: int) -> None:
     leaving = root / f"del-{step:06d}"
     disk.remove(leaving)
     disk.rename(root / step_name(step), leaving)
-    disk.sync_folder(root)  # or, after a crash, it might have its name again and nothing else
-    disk.remove(leaving)
+    try:
+        disk.sync_folder(root)  # or, after a crash, it might have its name again and nothing else
+    finally:
+        disk.remove(leaving)
 
 
 def whole(root: Path) -> dict[int, Manifest]:
